@@ -1,0 +1,5 @@
+"""`python -m pgtide` is `pgtide`."""
+
+from pgtide.cli import main
+
+main()

@@ -1,0 +1,73 @@
+"""What can go wrong, said so that a person can act: what happened, to what, and what to type next.
+
+Three reactions: `TransientError` is retried, `TableError` parks one table, everything else stops the
+process.  `ConfigurationError` and `SourceNotReadyError` are found before anything is touched: exit code 2.
+All of them survive pickling, because some are raised in Spark's workers.
+"""
+
+from __future__ import annotations
+
+
+class PgtideError(Exception):
+    """Base of all errors that pgtide raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.remedy}" if self.remedy else self.what
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.remedy)
+
+
+def _rebuild(cls: type[PgtideError], what: str, remedy: str) -> PgtideError:
+    return cls(what, remedy=remedy)
+
+
+class ConfigurationError(PgtideError):
+    """The configuration is wrong; nothing was touched."""
+
+    exit_code = 2
+
+
+class SourceNotReadyError(PgtideError):
+    """The server cannot serve as a source as it is (unreachable, privileges, settings); nothing was touched."""
+
+    exit_code = 2
+
+
+class TransientError(PgtideError):
+    """It may go away by itself: retried with back-off."""
+
+
+class SlotError(PgtideError):
+    """The replication slot cannot be used: missing, lost, active elsewhere, or of another history."""
+
+
+class LogError(PgtideError):
+    """The change log cannot be read or written as it must."""
+
+
+class LogCorruptError(LogError):
+    """Bytes below the durable marker are not what was written."""
+
+
+class LogRangeError(LogError):
+    """A reader asked for offsets that retention removed, or that belong to another log."""
+
+
+class FencedError(LogError):
+    """Another writer has taken over this log."""
+
+
+class DecodeError(PgtideError):
+    """The server sent something that cannot be decoded."""
+
+
+class TableError(PgtideError):
+    """Trouble of one table: it is parked, the others go on."""
