@@ -1,0 +1,74 @@
+"""Notes that capture and readers leave for each other in the log's `control/` folder.
+
+A first load needs a database snapshot that agrees with a place in the stream, and only the capture can make one.  It
+offers it (`snapshot.json`); a load that finds none, or one that has died, asks for another (`snapshot-wanted.json`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pgtide.log.files import make_directory, replace_durably
+from pgtide.lsn import format_lsn, parse_lsn
+
+_OFFER = "snapshot.json"
+_REQUEST = "snapshot-wanted.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOffer:
+    """A database snapshot to import: it holds exactly the transactions with end LSN at or below `lsn`."""
+
+    name: str  # for SET TRANSACTION SNAPSHOT
+    lsn: int
+    tables: tuple[str, ...]  # those that are to be loaded under it, by qualified name
+
+
+def offer_snapshot(log_path: Path, offer: SnapshotOffer) -> None:
+    _write(log_path, _OFFER, {"snapshot": offer.name, "lsn": format_lsn(offer.lsn), "tables": offer.tables})
+
+
+def offered_snapshot(log_path: Path) -> SnapshotOffer | None:
+    data = _read(log_path, _OFFER)
+    return SnapshotOffer(data["snapshot"], parse_lsn(data["lsn"]), tuple(data["tables"])) if data else None
+
+
+def withdraw_snapshot(log_path: Path) -> None:
+    _remove(log_path, _OFFER)
+
+
+def request_snapshot(log_path: Path, tables: tuple[str, ...]) -> None:
+    """Asks the capture for a new snapshot for these tables; it withdraws the request when it has made the offer."""
+    _write(log_path, _REQUEST, {"tables": tables})
+
+
+def requested_snapshot(log_path: Path) -> tuple[str, ...] | None:
+    """The tables that somebody wants to load, None if nobody does."""
+    data = _read(log_path, _REQUEST)
+    return tuple(data["tables"]) if data else None
+
+
+def withdraw_request(log_path: Path) -> None:
+    _remove(log_path, _REQUEST)
+
+
+def _write(log_path: Path, name: str, data: dict[str, Any]) -> None:
+    make_directory(log_path / "control")
+    replace_durably(log_path / "control" / name, json.dumps(data).encode())
+
+
+def _read(log_path: Path, name: str) -> dict[str, Any] | None:
+    try:
+        data: dict[str, Any] = json.loads((log_path / "control" / name).read_bytes())
+    except FileNotFoundError:
+        return None
+    return data
+
+
+def _remove(log_path: Path, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        (log_path / "control" / name).unlink()

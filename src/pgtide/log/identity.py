@@ -1,0 +1,55 @@
+"""Who a log belongs to: `log.json`, written before anything else counts."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pgtide.errors import LogError
+from pgtide.log.files import create_durably, make_directory
+from pgtide.lsn import format_lsn, parse_lsn
+
+FORMAT_VERSION = 1
+FILE_NAME = "log.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """What makes a log this log: offsets of another `log_id` mean nothing here."""
+
+    system_identifier: str
+    database: str
+    timeline: int
+    slot: str
+    start_lsn: int  # the slot's consistent point: history begins here
+    log_id: str = ""
+    format_version: int = FORMAT_VERSION
+
+
+def create_identity(path: Path, identity: LogIdentity) -> LogIdentity:
+    """Writes log.json for a new log and gives it an id; a log that is there already is an error."""
+    identity = replace(identity, log_id=str(uuid.uuid4()))
+    data = asdict(identity) | {"start_lsn": format_lsn(identity.start_lsn)}
+    make_directory(path)
+    if not create_durably(path / FILE_NAME, json.dumps(data, indent=1).encode()):
+        raise LogError(f"there is a log in {path} already", remedy="use it, or choose another log.path")
+    return identity
+
+
+def read_identity(path: Path) -> LogIdentity:
+    """The identity of an existing log; its absence and an unknown format are errors that say so."""
+    try:
+        data = json.loads((path / FILE_NAME).read_bytes())
+    except FileNotFoundError:
+        raise LogError(
+            f"no change log in {path} (it has no {FILE_NAME})",
+            remedy="start the capture first (pgtide run), or check log.path / the option path",
+        ) from None
+    if data.get("format_version") != FORMAT_VERSION:
+        raise LogError(
+            f"the log in {path} has format version {data.get('format_version')}; this pgtide reads {FORMAT_VERSION}",
+            remedy="use the pgtide version that wrote it, or a newer one",
+        )
+    return LogIdentity(**(data | {"start_lsn": parse_lsn(data["start_lsn"])}))

@@ -1,0 +1,257 @@
+"""Reading the log: plans from headers and directories, rows from byte ranges.  Needs the folder and nothing else.
+
+A reader never goes past the durable marker, so all it sees is whole transactions whose offsets stay as they are.
+Headers of blocks that were walked once are remembered; a growing segment is only walked on.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pgtide.change import TIMESTAMP, TRANSACTIONS
+from pgtide.errors import LogRangeError
+from pgtide.log.block import HEADER_BYTES, BlockHeader, Directory, TableEntry, decode_rows, parse_header
+from pgtide.log.identity import read_identity
+from pgtide.log.marker import read_marker
+from pgtide.log.segment import (
+    BlockIndex,
+    Extent,
+    SegmentName,
+    list_segments,
+    read_directory,
+    read_entry,
+    read_range,
+    valid_extents,
+)
+from pgtide.log.shapes import ShapeStore
+from pgtide.schema import TableShape
+
+_KEPT_DIRECTORIES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    end_offset: int  # exclusive: the next offset to be given
+    durable_lsn: int
+    last_commit_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows of one table in one block, clipped to [start, end); travels to executors."""
+
+    segment: str
+    position: int
+    entry: TableEntry
+    start: int
+    end: int
+
+    @property
+    def relation_oid(self) -> int:
+        return self.entry.relation_oid
+
+    @property
+    def nbytes(self) -> int:
+        return self.entry.length_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogRows:
+    """Changes as stored, each with its offset and its transaction's fields in place of `_place` and `_txn`."""
+
+    shape: TableShape
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    path: Path
+    position: int
+    header: BlockHeader
+
+
+class LogReader:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.identity = read_identity(self.path)
+        self._shapes = ShapeStore(self.path)
+        self._indexes: dict[SegmentName, BlockIndex] = {}
+        self._directories: OrderedDict[tuple[Path, int], Directory] = OrderedDict()
+
+    def end(self) -> LogEnd:
+        """How far the log can be read now."""
+        marker = read_marker(self.path / "control")[1]
+        return LogEnd(marker.end_offset, max(marker.durable_lsn, self.identity.start_lsn), marker.last_commit_lsn)
+
+    def first_offset(self) -> int:
+        """The oldest offset that is still there (the end, when the log is empty)."""
+        end_offset = self.end().end_offset
+        extents = self._extents(end_offset)
+        return extents[0].name.first_offset if extents else end_offset
+
+    def shape(self, relation_oid: int, fingerprint: str) -> TableShape:
+        return self._shapes.load(relation_oid, fingerprint)
+
+    def shapes(self) -> dict[str, TableShape]:
+        """The latest shape of every table, by qualified name."""
+        latest = self._shapes.latest_seen()
+        end_offset = self.end().end_offset
+        seen: set[int] = set()
+        for extent in reversed(self._extents(end_offset)):
+            if seen >= latest.keys():
+                break
+            index = self._index(extent)
+            for block in reversed(list(self._segment_blocks(index, extent.name.first_offset, extent.end_offset))):
+                for entry in self._directory(block).tables:
+                    if entry.relation_oid not in seen:
+                        seen.add(entry.relation_oid)
+                        latest[entry.relation_oid] = self._shapes.load(entry.relation_oid, entry.fingerprint)
+                if seen >= latest.keys():
+                    break
+        return {shape.qualified_name: shape for shape in latest.values()}
+
+    def plan(self, start: int, end: int, relation_oid: int | None = None) -> list[Slice]:
+        """Where the rows with start <= offset < end are, in the order of the log."""
+        slices = []
+        for block in self._blocks(start, end):
+            for entry in self._directory(block).tables:
+                wanted = relation_oid is None or entry.relation_oid == relation_oid
+                if wanted and entry.first_offset < end and entry.last_offset >= start:
+                    slices.append(Slice(str(block.path), block.position, entry, start, end))
+        return slices
+
+    def read(self, piece: Slice) -> LogRows:
+        """The rows of one slice, checked against their checksum."""
+        path = Path(piece.segment)
+        header = self._header(path, piece.position)
+        directory = self._directory(_Block(path, piece.position, header))
+        data = read_entry(path, piece.position, piece.entry)
+        rows = decode_rows(data, piece.entry, f"{path} at byte {piece.position}")
+        shape = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
+        return LogRows(shape, _resolve(rows, directory.transactions, piece.start, piece.end))
+
+    def touched(self, start: int, end: int) -> dict[int, tuple[int, int]]:
+        """Relations that may have changes in the range, and outer bounds of their offsets: directories tell no more."""
+        found: dict[int, tuple[int, int]] = {}
+        for piece in self.plan(start, end):
+            first, last = max(piece.entry.first_offset, start), min(piece.entry.last_offset, end - 1)
+            known = found.get(piece.relation_oid, (first, last))
+            found[piece.relation_oid] = min(known[0], first), max(known[1], last)
+        return found
+
+    def boundary(self, start: int, max_rows: int, max_bytes: int) -> int:
+        """The furthest end of a transaction within both limits; at least one transaction, or `start` at the end."""
+        end_offset = self.end().end_offset
+        best, used_bytes = start, 0
+        for block in self._blocks(start, end_offset):
+            used_bytes += block.header.body_bytes
+            fits = block.header.end_offset - start <= max_rows and used_bytes <= max_bytes
+            if fits and block.header.ends_transaction:
+                best = block.header.end_offset
+            elif not fits:
+                transactions = self._directory(block).transactions
+                ends = transactions["end_offset"].to_numpy()[transactions["ends"].to_numpy(zero_copy_only=False)]
+                end: int
+                for end in ends[ends > start].tolist():
+                    if best > start and (end - start > max_rows or used_bytes > max_bytes):
+                        return best
+                    best = end
+                    if end - start > max_rows:
+                        return best
+        return best
+
+    def position_after(self, lsn: int) -> int:
+        """First offset of the first transaction with an end LSN above `lsn`; the end, when there is none."""
+        end_offset = self.end().end_offset
+        for block in self._blocks(self.first_offset(), end_offset):
+            if block.header.last_end_lsn <= lsn:
+                continue
+            transactions = self._directory(block).transactions
+            later = np.flatnonzero(transactions["end_lsn"].to_numpy() > lsn)
+            if len(later):
+                return int(transactions["first_offset"][int(later[0])].as_py())
+        return end_offset
+
+    def transactions(self, start: int, end: int) -> pa.Table:
+        """The transactions that end after `start` and not after `end`, with the schema TRANSACTIONS."""
+        batches = []
+        for block in self._blocks(start, end):
+            batch = self._directory(block).transactions
+            ends = batch["end_offset"].to_numpy()
+            kept = batch["ends"].to_numpy(zero_copy_only=False) & (ends > start) & (ends <= end)
+            batches.append(batch.filter(pa.array(kept)))
+        return pa.Table.from_batches(batches, TRANSACTIONS)
+
+    def _extents(self, end_offset: int) -> list[Extent]:
+        return valid_extents(list_segments(self.path / "segments"), end_offset)
+
+    def _blocks(self, start: int, end: int) -> Iterator[_Block]:
+        """Blocks with rows in [start, end), ascending."""
+        durable_end = self.end().end_offset
+        if end > durable_end:
+            raise LogRangeError(f"offset {end} is beyond the end of the log in {self.path} ({durable_end})")
+        if start >= end:
+            return
+        extents = self._extents(durable_end)
+        if not extents or start < extents[0].name.first_offset:
+            first = extents[0].name.first_offset if extents else durable_end
+            raise LogRangeError(
+                f"offsets {start} to {first} are no longer in the log in {self.path}: retention removed them",
+                remedy="start from a later offset (startingOffsets), or take a new snapshot of the tables",
+            )
+        begin = bisect.bisect_right([extent.name.first_offset for extent in extents], start) - 1
+        for extent in extents[begin:]:
+            if extent.name.first_offset >= end:
+                return
+            yield from self._segment_blocks(self._index(extent), start, min(end, extent.end_offset))
+
+    def _segment_blocks(self, index: BlockIndex, start: int, end: int) -> Iterator[_Block]:
+        for number in range(index.from_offset(start), len(index.headers)):
+            header = index.headers[number]
+            if header.first_offset >= end:
+                return
+            yield _Block(index.path, index.positions[number], header)
+
+    def _index(self, extent: Extent) -> BlockIndex:
+        path = self.path / "segments" / str(extent.name)
+        index = self._indexes.setdefault(extent.name, BlockIndex(path))
+        index.extend(extent.end_offset)
+        return index
+
+    def _header(self, path: Path, position: int) -> BlockHeader:
+        return parse_header(read_range(path, position, HEADER_BYTES), f"{path} at byte {position}")
+
+    def _directory(self, block: _Block) -> Directory:
+        key = (block.path, block.position)
+        directory = self._directories.get(key)
+        if directory is None:
+            directory = self._directories[key] = read_directory(block.path, block.position, block.header)
+            if len(self._directories) > _KEPT_DIRECTORIES:
+                self._directories.popitem(last=False)
+        return directory
+
+
+def _resolve(rows: pa.RecordBatch, transactions: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    """Puts offset, commit LSN, commit time and xid in place of `_place` and `_txn`; clips to [start, end)."""
+    txn = rows["_txn"].to_numpy()
+    offsets = transactions["first_offset"].to_numpy()[txn] + rows["_place"].to_numpy()
+    low, high = np.searchsorted(offsets, [start, end])
+    if (low, high) != (0, len(offsets)):
+        rows, txn, offsets = rows.slice(low, high - low), txn[low:high], offsets[low:high]
+    taken = transactions.take(pa.array(txn))
+    columns = {
+        "_offset": pa.array(offsets),
+        "_op": rows["_op"],
+        "_commit_lsn": taken["commit_lsn"],
+        "_commit_timestamp": taken["commit_timestamp"].cast(TIMESTAMP),
+        "_xid": taken["xid"],
+    }
+    columns |= {name: rows[name] for name in rows.schema.names if name not in ("_op", "_place", "_txn")}
+    return pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,183 @@
+"""The writer: appends committed transactions, makes them durable, then lets readers see them.
+
+The order never changes: shapes durable, block written, block fsynced, not fenced, marker moved.  Only then may the
+caller acknowledge `durable_lsn`.  A writer starts by taking an epoch and copying what its predecessor had written
+whole but not marked (see `recovery`); it never touches an older segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pgtide.change import Committed
+from pgtide.errors import LogError
+from pgtide.failpoints import declare, reach
+from pgtide.log.block import BlockHeader, OpenTransaction, encode_block, split_unfinished
+from pgtide.log.files import FILE_MODE, fsync_directory, make_directory, write_all
+from pgtide.log.identity import LogIdentity, read_identity
+from pgtide.log.marker import Marker, MarkerFile
+from pgtide.log.recovery import recover_tail
+from pgtide.log.segment import SegmentHeader, SegmentName
+from pgtide.log.shapes import ShapeStore
+from pgtide.schema import TableShape
+
+SEGMENT_BYTES = 128 << 20
+
+_SEGMENT_CREATED = declare("log.segment.created", "a new segment has its header, before its first block")
+_BLOCK_WRITTEN = declare("log.block.written", "a block is written, not yet fsynced")
+_BLOCK_FSYNCED = declare("log.block.fsynced", "a block is fsynced, the marker not yet moved")
+_MARKED = declare("log.marker.moved", "the marker is moved, nothing acknowledged yet")
+_IDLE_MARKED = declare("log.marker.idle", "an idle position is recorded, not yet acknowledged")
+_EPOCH_TAKEN = declare("log.epoch.taken", "a writer has taken its epoch, nothing recovered yet")
+_RECOVERED = declare("log.recovered", "recovery has copied the tail and moved the marker")
+
+
+class LogWriter:
+    """One per log.  Not thread-safe: one thread writes."""
+
+    def __init__(self, path: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.path = path
+        self.identity: LogIdentity = read_identity(path)
+        self._segment_bytes = segment_bytes
+        self._segments = path / "segments"
+        self._shapes = ShapeStore(path)
+        self._descriptor = -1
+        self._segment = SegmentName(0, 0)
+        self._length_bytes = 0
+        self._next_offset = 0
+        self._open: OpenTransaction | None = None
+        self._previous = ""
+        make_directory(self._segments)
+        self._begin_epoch()
+
+    @property
+    def durable_lsn(self) -> int:
+        """Every transaction with end LSN up to here is in the log, durably."""
+        return max(self._marker.marker.durable_lsn, self.identity.start_lsn)
+
+    @property
+    def end_offset(self) -> int:
+        return self._marker.marker.end_offset
+
+    @property
+    def last_commit_lsn(self) -> int:
+        return self._marker.marker.last_commit_lsn
+
+    def write(self, pieces: Sequence[Committed]) -> None:
+        """Appends one block and makes it durable; readers see the transactions that end in it when this returns."""
+        if self._descriptor < 0 or self._length_bytes >= self._segment_bytes:
+            self._roll()
+        whole, unfinished = split_unfinished(pieces)
+        marker = self._marker.marker
+        for part in filter(None, (whole, unfinished)):
+            block = encode_block(part, self._next_offset, self._open)
+            for shape in block.shapes:
+                self._shapes.save(shape, self._next_offset)
+            write_all(self._descriptor, block.data)
+            self._length_bytes += len(block.data)
+            self._next_offset, self._open = block.header.end_offset, block.open_transaction
+            if self._open is None:
+                marker = self._marker_after(block.header)
+        reach(_BLOCK_WRITTEN)
+        os.fdatasync(self._descriptor)
+        reach(_BLOCK_FSYNCED)
+        if whole:
+            self._marker.record(marker, durably=False)
+            reach(_MARKED)
+
+    def record_shape(self, shape: TableShape) -> None:
+        """Makes a table's shape known to readers before it has any change."""
+        self._shapes.save(shape, self.end_offset)
+
+    def advance(self, durable_lsn: int) -> None:
+        """Records that nothing up to `durable_lsn` is missing, although no transaction ends there."""
+        assert self._open is None, "an idle position inside a transaction"
+        if durable_lsn > self.durable_lsn:
+            self._marker.record(replace(self._marker.marker, durable_lsn=durable_lsn), durably=True)
+            reach(_IDLE_MARKED)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the beginning of a transaction is written whose end has not come yet."""
+        return self._open is not None
+
+    def forget_unfinished(self) -> None:
+        """The transaction whose beginning is written comes again from its start: what is there of it is void."""
+        if self._open is not None:
+            self.restart()
+
+    def restart(self) -> None:
+        """After a failed write: a new epoch and a new segment; what is not marked is to be written again."""
+        self._close_segment()
+        self._marker.close()
+        self._begin_epoch(copy_tail=False)
+
+    def close(self) -> None:
+        """Makes the marker durable too; a writer that is killed instead loses nothing but a little time."""
+        with contextlib.suppress(OSError, LogError):
+            self._marker.record(self._marker.marker, durably=True)
+        self._close_segment()
+        self._marker.close()
+
+    def _begin_epoch(self, *, copy_tail: bool = True) -> None:
+        self._marker = MarkerFile.take(self.path / "control")
+        reach(_EPOCH_TAKEN)
+        marker = self._marker.marker
+        self._open = None
+        self._next_offset = marker.end_offset
+        tail = recover_tail(self.path, marker, self._marker.epoch, self.identity.timeline) if copy_tail else None
+        if tail is not None:
+            self._segment, self._length_bytes, self._next_offset = tail.segment, tail.length_bytes, tail.end_offset
+            self._descriptor = os.open(self._segments / str(tail.segment), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            marker = replace(
+                marker,
+                segment_first_offset=tail.segment.first_offset,
+                segment_epoch=tail.segment.epoch,
+                length_bytes=tail.length_bytes,
+                end_offset=tail.end_offset,
+                durable_lsn=max(marker.durable_lsn, tail.last_end_lsn),
+                last_commit_lsn=tail.last_commit_lsn,
+            )
+        self._marker.record(marker, durably=True)
+        reach(_RECOVERED)
+
+    def _marker_after(self, header: BlockHeader) -> Marker:
+        """The marker for a block that ends its last transaction and is the last thing written so far."""
+        return Marker(
+            segment_first_offset=self._segment.first_offset,
+            segment_epoch=self._segment.epoch,
+            length_bytes=self._length_bytes,
+            end_offset=header.end_offset,
+            durable_lsn=max(self._marker.marker.durable_lsn, header.last_end_lsn),
+            last_commit_lsn=header.last_commit_lsn,
+        )
+
+    def _roll(self) -> None:
+        """Begins a segment.  The marker is fsynced first: recovery then never looks further back than one segment."""
+        if self._descriptor >= 0:
+            self._marker.record(self._marker.marker, durably=True)
+        self._close_segment()
+        self._segment = SegmentName(self._next_offset, self._marker.epoch)
+        path = self._segments / str(self._segment)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        header = SegmentHeader(
+            first_offset=self._segment.first_offset,
+            epoch=self._segment.epoch,
+            timeline=self.identity.timeline,
+            previous=self._previous,
+        ).encode()
+        write_all(self._descriptor, header)
+        os.fsync(self._descriptor)
+        fsync_directory(self._segments)
+        self._length_bytes = len(header)
+        self._previous = str(self._segment)
+        reach(_SEGMENT_CREATED)
+
+    def _close_segment(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
