@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -94,3 +95,18 @@ class Committed:
     @property
     def nbytes(self) -> int:
         return self.transactions.nbytes + sum(table.rows.nbytes for table in self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeTransaction:
+    """A committed transaction whose rows are in files: blocks of the log's row format, places in `_place`.
+
+    `gone`: ranges of places (from, to exclusive) that were rolled back by savepoints; their rows may be in the files
+    and are not part of the transaction.
+    """
+
+    transaction: pa.RecordBatch  # one row of the schema TRANSACTIONS, with `ends`
+    places: int  # how many places it has, rolled-back ones included
+    gone: tuple[tuple[int, int], ...]
+    files: tuple[Path, ...]
+    shapes: tuple[TableShape, ...]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from pgtide.change import TRANSACTIONS, Committed, TransactionKind
+from pgtide.change import TRANSACTIONS, Committed, LargeTransaction, TransactionKind
 from pgtide.errors import LogCorruptError
 from pgtide.schema import TableShape
 
@@ -69,9 +69,18 @@ class TableEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class LargeReference:
+    """Files in `large/` that hold the rows of the block's one transaction; places in `gone` are not part of it."""
+
+    files: tuple[tuple[str, int], ...]  # names and lengths in bytes
+    gone: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Directory:
     tables: tuple[TableEntry, ...]
     transactions: pa.RecordBatch  # schema TRANSACTIONS
+    large: LargeReference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,16 @@ def encode_block(pieces: Sequence[Committed], next_offset: int, continued: OpenT
     return _assemble(transactions, entries, streams, next_offset)
 
 
+def encode_large_block(large: LargeTransaction, files: Sequence[tuple[str, int]], next_offset: int) -> EncodedBlock:
+    """The block of a transaction whose rows are in files: it takes an offset for every place, rolled-back ones too."""
+    transactions = large.transaction
+    for name, value in (("first_offset", next_offset), ("end_offset", next_offset + large.places)):
+        column = pa.array([value], pa.int64())
+        transactions = transactions.set_column(TRANSACTIONS.get_field_index(name), TRANSACTIONS.field(name), column)
+    reference = LargeReference(tuple(files), large.gone)
+    return _assemble(transactions, [], [], next_offset, reference)
+
+
 def _with_transaction_index(rows: pa.RecordBatch, index: npt.NDArray[np.int64]) -> pa.RecordBatch:
     number = rows.schema.get_field_index("_txn")
     renumbered = index[rows.column(number).to_numpy()].astype(np.uint32)
@@ -168,9 +187,11 @@ def _assemble(
     entries: list[tuple[TableShape, int, int, int, int, int, int]],
     streams: list[pa.Buffer],
     next_offset: int,
+    large: LargeReference | None = None,
 ) -> EncodedBlock:
     tables = [[e[0].relation_oid, e[0].fingerprint, *e[1:]] for e in entries]
-    described = json.dumps({"tables": tables, "large": []}, separators=(",", ":")).encode()
+    content = {"tables": tables, "large": {"files": large.files, "gone": large.gone} if large else None}
+    described = json.dumps(content, separators=(",", ":")).encode()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TRANSACTIONS) as stream:
         stream.write_batch(transactions)
@@ -192,6 +213,15 @@ def _assemble(
     open_transaction = None if ends[-1] else OpenTransaction(transactions["first_offset"][-1].as_py())
     data = b"".join([_pack_header(header), directory, *(memoryview(stream) for stream in streams)])
     return EncodedBlock(header, data, tuple(e[0] for e in entries), open_transaction)
+
+
+def outside(places: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Which of the places lie in none of the ranges (from, to exclusive; ascending, disjoint)."""
+    if not ranges:
+        return np.ones(len(places), np.bool_)
+    lows, highs = np.array(ranges, np.int64).T
+    index = np.searchsorted(lows, places, side="right") - 1
+    return np.asarray((index < 0) | (places >= highs[index]))
 
 
 def _pack_header(header: BlockHeader) -> bytes:
@@ -240,7 +270,11 @@ def parse_directory(data: bytes, header: BlockHeader, where: str) -> Directory:
             f"{where}: transactions of kind {sorted(unknown)}, which this version does not know",
             remedy="read this log with the pgtide version that wrote it, or a newer one",
         )
-    return Directory(tables, transactions)
+    large = described["large"]
+    if large is None:
+        return Directory(tables, transactions, None)
+    files = tuple((name, length) for name, length in large["files"])
+    return Directory(tables, transactions, LargeReference(files, tuple((low, high) for low, high in large["gone"])))
 
 
 def decode_rows(data: bytes, entry: TableEntry, where: str) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,18 @@ import pyarrow as pa
 
 from pgtide.change import TIMESTAMP, TRANSACTIONS
 from pgtide.errors import LogRangeError
-from pgtide.log.block import HEADER_BYTES, BlockHeader, Directory, TableEntry, decode_rows, parse_header
+from pgtide.log.block import (
+    HEADER_BYTES,
+    BlockHeader,
+    Directory,
+    LargeReference,
+    TableEntry,
+    decode_rows,
+    outside,
+    parse_header,
+)
 from pgtide.log.identity import read_identity
+from pgtide.log.large import blocks_of, folder_of
 from pgtide.log.marker import read_marker
 from pgtide.log.segment import (
     BlockIndex,
@@ -44,14 +54,26 @@ class LogEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class LargePart:
+    """The transaction of a block in `large/`, which does not know it, and which of its places are not part of it."""
+
+    first_offset: int
+    xid: int
+    commit_lsn: int
+    commit_timestamp_us: int
+    gone: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """Rows of one table in one block, clipped to [start, end); travels to executors."""
 
     segment: str
     position: int
-    entry: TableEntry
+    entry: TableEntry  # with offsets, also for a block in `large/`
     start: int
     end: int
+    large: LargePart | None = None
 
     @property
     def relation_oid(self) -> int:
@@ -109,33 +131,35 @@ class LogReader:
                 break
             index = self._index(extent)
             for block in reversed(list(self._segment_blocks(index, extent.name.first_offset, extent.end_offset))):
-                for entry in self._directory(block).tables:
-                    if entry.relation_oid not in seen:
-                        seen.add(entry.relation_oid)
-                        latest[entry.relation_oid] = self._shapes.load(entry.relation_oid, entry.fingerprint)
+                for piece in reversed(list(self._slices(block, 0, end_offset))):
+                    if piece.relation_oid not in seen:
+                        seen.add(piece.relation_oid)
+                        latest[piece.relation_oid] = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
                 if seen >= latest.keys():
                     break
         return {shape.qualified_name: shape for shape in latest.values()}
 
     def plan(self, start: int, end: int, relation_oid: int | None = None) -> list[Slice]:
         """Where the rows with start <= offset < end are, in the order of the log."""
-        slices = []
-        for block in self._blocks(start, end):
-            for entry in self._directory(block).tables:
-                wanted = relation_oid is None or entry.relation_oid == relation_oid
-                if wanted and entry.first_offset < end and entry.last_offset >= start:
-                    slices.append(Slice(str(block.path), block.position, entry, start, end))
-        return slices
+        return [
+            piece
+            for block in self._blocks(start, end)
+            for piece in self._slices(block, start, end)
+            if relation_oid is None or piece.relation_oid == relation_oid
+        ]
 
     def read(self, piece: Slice) -> LogRows:
         """The rows of one slice, checked against their checksum."""
         path = Path(piece.segment)
-        header = self._header(path, piece.position)
-        directory = self._directory(_Block(path, piece.position, header))
         data = read_entry(path, piece.position, piece.entry)
         rows = decode_rows(data, piece.entry, f"{path} at byte {piece.position}")
         shape = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
-        return LogRows(shape, _resolve(rows, directory.transactions, piece.start, piece.end))
+        if piece.large is not None:
+            rows, transactions = _without_gone(rows, piece.large.gone), _one_transaction(piece.large)
+        else:
+            header = self._header(path, piece.position)
+            transactions = self._directory(_Block(path, piece.position, header)).transactions
+        return LogRows(shape, _resolve(rows, transactions, piece.start, piece.end))
 
     def touched(self, start: int, end: int) -> dict[int, tuple[int, int]]:
         """Relations that may have changes in the range, and outer bounds of their offsets: directories tell no more."""
@@ -189,6 +213,31 @@ class LogReader:
             batches.append(batch.filter(pa.array(kept)))
         return pa.Table.from_batches(batches, TRANSACTIONS)
 
+    def _slices(self, block: _Block, start: int, end: int) -> Iterator[Slice]:
+        """The block's tables with rows in [start, end), also those in the files that it refers to."""
+        directory = self._directory(block)
+        for entry in directory.tables:
+            if entry.first_offset < end and entry.last_offset >= start:
+                yield Slice(str(block.path), block.position, entry, start, end)
+        if directory.large is not None:
+            yield from self._large_slices(directory, directory.large, start, end)
+
+    def _large_slices(self, directory: Directory, large: LargeReference, start: int, end: int) -> Iterator[Slice]:
+        row = directory.transactions.slice(0, 1).cast(_NUMERIC_TIME).to_pylist()[0]
+        first_offset = row["first_offset"]
+        for name, length_bytes in large.files:
+            path = folder_of(self.path) / name
+            for position, header in blocks_of(path, length_bytes):
+                for entry in self._directory(_Block(path, position, header)).tables:
+                    low, high = first_offset + entry.first_offset, first_offset + entry.last_offset
+                    if low < end and high >= start:
+                        gone = tuple(
+                            span for span in large.gone if span[0] <= entry.last_offset and span[1] > entry.first_offset
+                        )
+                        part = LargePart(first_offset, row["xid"], row["commit_lsn"], row["commit_timestamp"], gone)
+                        shifted = replace(entry, first_offset=low, last_offset=high)
+                        yield Slice(str(path), position, shifted, start, end, part)
+
     def _extents(self, end_offset: int) -> list[Extent]:
         return valid_extents(list_segments(self.path / "segments"), end_offset)
 
@@ -236,6 +285,25 @@ class LogReader:
             if len(self._directories) > _KEPT_DIRECTORIES:
                 self._directories.popitem(last=False)
         return directory
+
+
+_NUMERIC_TIME = pa.schema(
+    [pa.field(f.name, pa.int64() if f.type == TIMESTAMP else f.type, f.nullable) for f in TRANSACTIONS]
+)
+
+
+def _without_gone(rows: pa.RecordBatch, gone: tuple[tuple[int, int], ...]) -> pa.RecordBatch:
+    return rows.filter(pa.array(outside(rows["_place"].to_numpy(), gone))) if gone else rows
+
+
+def _one_transaction(part: LargePart) -> pa.RecordBatch:
+    columns = {
+        "first_offset": pa.array([part.first_offset], pa.int64()),
+        "commit_lsn": pa.array([part.commit_lsn], pa.uint64()),
+        "commit_timestamp": pa.array([part.commit_timestamp_us], pa.int64()).cast(TIMESTAMP),
+        "xid": pa.array([part.xid], pa.uint32()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _resolve(rows: pa.RecordBatch, transactions: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:

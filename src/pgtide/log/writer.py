@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pgtide.change import Committed
+from pgtide.change import Committed, LargeTransaction
 from pgtide.errors import LogError
 from pgtide.failpoints import declare, reach
-from pgtide.log.block import BlockHeader, OpenTransaction, encode_block, split_unfinished
+from pgtide.log.block import BlockHeader, OpenTransaction, encode_block, encode_large_block, split_unfinished
 from pgtide.log.files import FILE_MODE, fsync_directory, make_directory, write_all
 from pgtide.log.identity import LogIdentity, read_identity
+from pgtide.log.large import adopt, remove_orphans
 from pgtide.log.marker import Marker, MarkerFile
 from pgtide.log.recovery import recover_tail
 from pgtide.log.segment import SegmentHeader, SegmentName
@@ -32,6 +33,8 @@ _BLOCK_WRITTEN = declare("log.block.written", "a block is written, not yet fsync
 _BLOCK_FSYNCED = declare("log.block.fsynced", "a block is fsynced, the marker not yet moved")
 _MARKED = declare("log.marker.moved", "the marker is moved, nothing acknowledged yet")
 _IDLE_MARKED = declare("log.marker.idle", "an idle position is recorded, not yet acknowledged")
+_LARGE_ADOPTED = declare("log.large.adopted", "the files of a large transaction are the log's, no block refers to them")
+_LARGE_WRITTEN = declare("log.large.written", "the block of a large transaction is fsynced, the marker not yet moved")
 _EPOCH_TAKEN = declare("log.epoch.taken", "a writer has taken its epoch, nothing recovered yet")
 _RECOVERED = declare("log.recovered", "recovery has copied the tail and moved the marker")
 
@@ -89,6 +92,22 @@ class LogWriter:
             self._marker.record(marker, durably=False)
             reach(_MARKED)
 
+    def write_large(self, large: LargeTransaction) -> None:
+        """Appends a transaction whose rows are in files: these become the log's, by name, and no row is copied."""
+        if self._descriptor < 0 or self._length_bytes >= self._segment_bytes:
+            self._roll()
+        for shape in large.shapes:
+            self._shapes.save(shape, self._next_offset)
+        names = adopt(large.files, self.path, self._next_offset, self._marker.epoch)
+        reach(_LARGE_ADOPTED)
+        block = encode_large_block(large, names, self._next_offset)
+        write_all(self._descriptor, block.data)
+        self._length_bytes += len(block.data)
+        self._next_offset, self._open = block.header.end_offset, None
+        os.fdatasync(self._descriptor)
+        reach(_LARGE_WRITTEN)
+        self._marker.record(self._marker_after(block.header), durably=False)
+
     def record_shape(self, shape: TableShape) -> None:
         """Makes a table's shape known to readers before it has any change."""
         self._shapes.save(shape, self.end_offset)
@@ -143,6 +162,8 @@ class LogWriter:
                 last_commit_lsn=tail.last_commit_lsn,
             )
         self._marker.record(marker, durably=True)
+        if copy_tail:
+            remove_orphans(self.path, marker.end_offset)
         reach(_RECOVERED)
 
     def _marker_after(self, header: BlockHeader) -> Marker:

@@ -1,0 +1,217 @@
+"""The pipeline: socket → decoder → transactions → log, and "durable up to here" back to the server.
+
+One thread reads, decodes and answers the server; the appender's thread writes and fsyncs.  Nothing is acknowledged
+that is not durable.  A lost connection is opened again with growing pauses: the server then sends from the last
+acknowledged position on, and what the log has already is skipped.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pgtide.capture.appender import Appender, Reset, Work
+from pgtide.capture.assemble import Assembler
+from pgtide.capture.start import Sides, check_can_go_on, new_snapshot, open_log, open_sides
+from pgtide.capture.whole import HELD_BYTES
+from pgtide.config import Config
+from pgtide.decode import Decoder, Frames
+from pgtide.errors import TransientError
+from pgtide.failpoints import declare, reach
+from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request
+from pgtide.metrics import counter, gauge
+from pgtide.replication.preflight import SourceFacts, check_source
+from pgtide.replication.slot import KeptSnapshot
+from pgtide.replication.stream import ReplicationStream
+from pgtide.transactions.buffer import TransactionBuffer
+from pgtide.transactions.spool import Spool
+
+_ACKNOWLEDGED = declare("capture.acknowledged", "the server was told how far the log is durable")
+_DECODED = declare("capture.decoded", "messages are decoded, none of their changes is in the log yet")
+
+_STATUS_INTERVAL_S = 1.0  # walsenders miss wake-ups now and then; a status message releases them
+_IDLE_WAIT_MS = 500
+_CONTROL_INTERVAL_S = 0.2
+_RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 10.0
+_CLOSE_LIMIT_S = 1.0
+
+_rows = counter("capture_rows", "Changes received from the server.")
+_bytes = counter("capture_bytes", "Bytes of messages received from the server.")
+_reconnects = counter("capture_reconnects", "Times the connection to the server was opened again.")
+_durable = gauge("capture_durable_lsn", "Up to which LSN the log is durable.")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureState:
+    """What the capture is doing, for people: streaming, or why not."""
+
+    phase: str  # starting, streaming, waiting
+    detail: str = ""
+
+
+class Capture:
+    """One run of the capture: `run` blocks until `stop` is set or something needs a person."""
+
+    def __init__(self, config: Config, on_state: Callable[[CaptureState], None] = lambda state: None) -> None:
+        self._config = config
+        self._on_state = on_state
+        self._kept: KeptSnapshot | None = None
+        self._stream: ReplicationStream | None = None
+        self._appender: Appender | None = None
+        self._next_control = 0.0
+        self.streaming = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """Checks the source, then captures; a source that is not ready is told before anything is touched."""
+        facts = check_source(self._config, stop)
+        try:
+            self._run(facts, stop)
+        finally:
+            self.streaming.clear()
+            self._let_snapshot_go()
+            if self._appender is not None:
+                self._appender.close(_CLOSE_LIMIT_S)
+
+    def wake(self) -> None:
+        """Makes a run whose `stop` was set look at it now."""
+        if self._stream is not None:
+            self._stream.wake()
+
+    def _run(self, facts: SourceFacts, stop: threading.Event) -> None:
+        pause_s = _RETRY_FIRST_S
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                self._connected(facts, stop)
+            except TransientError as error:
+                if time.monotonic() - began > _RETRY_LAST_S:
+                    pause_s = _RETRY_FIRST_S
+                self._on_state(CaptureState("waiting", error.what))
+                _reconnects.inc()
+                stop.wait(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, _RETRY_LAST_S)
+
+    def _connected(self, facts: SourceFacts, stop: threading.Event) -> None:
+        """From connecting to the loss of the connection, or to `stop`."""
+        sides = open_sides(self._config, facts, stop)
+        try:
+            if self._appender is None or self._appender.failure is not None:
+                self._open_appender(facts, sides)
+            assert self._appender is not None
+            self._send([Reset()], self._appender, None, stop)
+            while not self._appender.drained(_STATUS_INTERVAL_S):  # the spool is about to be emptied
+                if stop.is_set():
+                    return
+            self._appender.raise_failure()
+            durable_lsn = self._appender.durable_lsn
+            check_can_go_on(self._config, facts, sides, durable_lsn, stop)
+            options = stream_options(facts.server_version, sides.publications)
+            self._stream = ReplicationStream(
+                sides.replication,
+                self._config.source.slot,
+                durable_lsn,
+                options,
+                self._config.log.flush_interval_ms,
+            )
+            self._on_state(CaptureState("streaming"))
+            self.streaming.set()
+            assembler = Assembler(durable_lsn, self._buffer(), HELD_BYTES)
+            self._pump(self._stream, self._appender, sides, assembler, stop)
+        finally:
+            self.streaming.clear()
+            if self._stream is not None:
+                self._stream.close()
+                self._stream = None
+            sides.close()
+
+    def _open_appender(self, facts: SourceFacts, sides: Sides) -> None:
+        if self._appender is not None:
+            self._appender.close(_CLOSE_LIMIT_S)
+            self._appender = None
+        writer, kept = open_log(self._config, facts, sides)
+        if kept is not None:
+            self._kept = kept
+        self._appender = Appender(writer, self._on_durable)
+
+    def _buffer(self) -> TransactionBuffer:
+        capture = self._config.capture
+        spool = Spool(self._config.spool_path, capture.spool_max_bytes)
+        return TransactionBuffer(spool, capture.transaction_memory_bytes)
+
+    def _on_durable(self) -> None:
+        stream = self._stream
+        if stream is not None:
+            stream.wake()
+
+    def _pump(
+        self, stream: ReplicationStream, appender: Appender, sides: Sides, assembler: Assembler, stop: threading.Event
+    ) -> None:
+        """The loop: read what came, decode it, hand it on, answer."""
+        decoder = Decoder(sides.catalog.shape_for)
+        acknowledged, answered_at = 0, 0.0
+        while not stop.is_set():
+            received = stream.read(_IDLE_WAIT_MS)
+            if received is not None:
+                decoded = decoder.feed(Frames(received.buffer, received.starts, received.ends))
+                reach(_DECODED)
+                _rows.inc(decoded.changes)
+                _bytes.inc(received.nbytes)
+                self._send(list(assembler.feed(decoded)), appender, stream, stop)
+            appender.raise_failure()
+            now = time.monotonic()
+            durable_lsn = appender.durable_lsn
+            if durable_lsn > acknowledged or now - answered_at >= _STATUS_INTERVAL_S:
+                stream.send_status(durable_lsn)
+                if durable_lsn > acknowledged:
+                    reach(_ACKNOWLEDGED)
+                acknowledged, answered_at = durable_lsn, now
+                _durable.set(durable_lsn)
+            if now >= self._next_control:
+                self._next_control = now + _CONTROL_INTERVAL_S
+                self._serve_snapshots(appender)
+        if appender.drained(_CLOSE_LIMIT_S):
+            stream.send_status(appender.durable_lsn)
+
+    def _send(
+        self, work: list[Work], appender: Appender, stream: ReplicationStream | None, stop: threading.Event
+    ) -> None:
+        """Queues the work; while the queue is full reading stops, and the server goes on being answered."""
+        while work and not stop.is_set():
+            work = appender.offer(work, _STATUS_INTERVAL_S)
+            if work:
+                if appender.trouble:
+                    self._on_state(CaptureState("waiting", appender.trouble))
+                if stream is not None:
+                    stream.send_status(appender.durable_lsn)
+
+    def _serve_snapshots(self, appender: Appender) -> None:
+        """Lets a snapshot go that nobody needs any more, and makes the one that a load asks for."""
+        path = self._config.log_path
+        if self._kept is not None and offered_snapshot(path) is None:
+            self._let_snapshot_go()
+        wanted = requested_snapshot(path)
+        if wanted is not None:
+            self._let_snapshot_go()
+            self._kept = new_snapshot(self._config, wanted)
+            withdraw_request(path)
+
+    def _let_snapshot_go(self) -> None:
+        if self._kept is not None:
+            self._kept.release()
+            self._kept = None
+
+
+def stream_options(server_version: int, publications: tuple[str, ...]) -> dict[str, str]:
+    """pgoutput's options for this server: large transactions come in blocks while they are in progress."""
+    protocol = 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2
+    names = ",".join('"' + name.replace('"', '""') + '"' for name in publications)
+    return {
+        "proto_version": str(protocol),
+        "publication_names": names,
+        "binary": "true",
+        "messages": "true",
+        "streaming": "on",
+    }

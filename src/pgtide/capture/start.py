@@ -1,0 +1,198 @@
+"""What must hold before streaming begins: one capture per slot, and a slot and a log that belong together.
+
+First start: publication, then slot, then `log.json` with the slot's start LSN; only that counts.  A note written
+before the slot is made tells a start that was killed in between that the slot is our own and may be made again; a
+slot that we did not make is never dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgtide.config import Config
+from pgtide.errors import LogError, SlotError
+from pgtide.failpoints import declare, reach
+from pgtide.log.control import SnapshotOffer, offer_snapshot
+from pgtide.log.files import make_directory, replace_durably
+from pgtide.log.identity import FILE_NAME, LogIdentity, create_identity, read_identity
+from pgtide.log.writer import LogWriter
+from pgtide.lsn import format_lsn
+from pgtide.replication.catalog import Catalog
+from pgtide.replication.connect import Connection, connect, postgres_errors
+from pgtide.replication.preflight import SourceFacts
+from pgtide.replication.publication import ensure_publication
+from pgtide.replication.slot import CreatedSlot, KeptSnapshot, check_slot, create_slot, drop_slot, slot_state
+
+_NOTED = declare("start.slot.noted", "the intention to make the slot is noted, the slot not yet made")
+_IDENTIFIED = declare("start.log.identified", "log.json is written, nothing else of the log")
+_OFFERED = declare("start.snapshot.offered", "the first snapshot is offered to the load")
+
+_NOTE = "slot-being-made.json"
+_LOCK_CLASS = 0x70677469  # "pgti"
+_RETRY_S = 0.1
+_SLOT_FREE_LIMIT_S = 30.0
+
+
+@dataclass(slots=True)
+class Sides:
+    """The two connections of a running capture: one to ask and to hold the lock, one that streams."""
+
+    side: Connection
+    replication: Connection
+    catalog: Catalog
+    publications: tuple[str, ...]
+
+    def close(self) -> None:
+        for connection in (self.side, self.replication):
+            with contextlib.suppress(Exception):
+                connection.close()
+
+
+def open_sides(config: Config, facts: SourceFacts, stop: threading.Event) -> Sides:
+    """Connects, makes sure that this is the only capture of the slot, and brings the publication up to date."""
+    timeout_s = config.source.connect_timeout_seconds
+    side = connect(config.source.dsn, timeout_s=timeout_s)
+    try:
+        _lock(side, config.source.slot, timeout_s, stop)
+        publications = ensure_publication(side, config.source, facts.tables)
+        replication = connect(config.source.dsn, replication=True, timeout_s=timeout_s)
+    except BaseException:
+        side.close()
+        raise
+    return Sides(side, replication, Catalog(side), publications)
+
+
+def open_log(config: Config, facts: SourceFacts, sides: Sides) -> tuple[LogWriter, KeptSnapshot | None]:
+    """The log's writer, and on a first start the snapshot from which the tables are loaded."""
+    path = config.log_path
+    kept = None
+    if not (path / FILE_NAME).exists():
+        kept = _begin_log(config, facts, sides)
+    _check_belongs(read_identity(path), facts, config.source.slot, path)
+    writer = LogWriter(path)
+    for shape in sides.catalog.shapes([table.oid for table in facts.tables], sides.publications).values():
+        writer.record_shape(shape)
+    return writer, kept
+
+
+def check_can_go_on(config: Config, facts: SourceFacts, sides: Sides, durable_lsn: int, stop: threading.Event) -> None:
+    """Whether the slot can deliver what comes after the log's end; waits a while for a dying predecessor to let go."""
+    slot = config.source.slot
+    deadline = time.monotonic() + _SLOT_FREE_LIMIT_S
+    while True:
+        with postgres_errors("looking at the replication slot"):
+            state = slot_state(sides.side, slot)
+        check_slot(state, slot, facts.database, durable_lsn)
+        if state is None or state.active_pid is None or stop.is_set():
+            return
+        if time.monotonic() > deadline:
+            who = _describe_backend(sides.side, state.active_pid)
+            raise SlotError(
+                f'replication slot "{slot}" is in use by {who}',
+                remedy=f"stop that client, or: SELECT pg_terminate_backend({state.active_pid})",
+            )
+        stop.wait(_RETRY_S)
+
+
+def new_snapshot(config: Config, tables: tuple[str, ...]) -> KeptSnapshot:
+    """Another exact pair of snapshot and LSN, from a temporary slot, offered to the load."""
+    timeout_s = config.source.connect_timeout_seconds
+    with connect(config.source.dsn, replication=True, timeout_s=timeout_s) as replication:
+        with postgres_errors("making a snapshot"):
+            created = create_slot(replication, f"pgtide_tmp_{replication.info.backend_pid}", temporary=True)
+        return _keep(config, created, tables)
+
+
+def _begin_log(config: Config, facts: SourceFacts, sides: Sides) -> KeptSnapshot | None:
+    path, slot = config.log_path, config.source.slot
+    note = path / "control" / _NOTE
+    make_directory(note.parent)
+    with postgres_errors("looking at the replication slot"):
+        exists = slot_state(sides.side, slot) is not None
+    if exists and note.exists() and json.loads(note.read_bytes()) == {"slot": slot, "system": facts.system_identifier}:
+        with postgres_errors("dropping the slot of an unfinished first start"):
+            drop_slot(sides.side, slot)
+    replace_durably(note, json.dumps({"slot": slot, "system": facts.system_identifier}).encode())
+    reach(_NOTED)
+    with postgres_errors("creating the replication slot"):
+        created = create_slot(sides.replication, slot)
+    kept = _keep_first(config, created, facts)
+    create_identity(
+        path,
+        LogIdentity(facts.system_identifier, facts.database, facts.timeline, slot, start_lsn=created.consistent_lsn),
+    )
+    reach(_IDENTIFIED)
+    note.unlink()
+    return kept
+
+
+def _keep_first(config: Config, created: CreatedSlot, facts: SourceFacts) -> KeptSnapshot | None:
+    if config.snapshot.initial == "none":
+        return None
+    kept = _keep(config, created, tuple(table.qualified_name for table in facts.tables))
+    reach(_OFFERED)
+    return kept
+
+
+def _keep(config: Config, created: CreatedSlot, tables: tuple[str, ...]) -> KeptSnapshot:
+    """Imports the exported snapshot into a connection that keeps it, and offers it."""
+    keeper = connect(config.source.dsn, timeout_s=config.source.connect_timeout_seconds)
+    with postgres_errors("keeping the snapshot"):
+        kept = KeptSnapshot(keeper, created.snapshot_name)
+    offer_snapshot(config.log_path, SnapshotOffer(kept.name, created.consistent_lsn, tables))
+    return kept
+
+
+def _check_belongs(identity: LogIdentity, facts: SourceFacts, slot: str, path: Path) -> None:
+    """A log goes on only with the server, database and slot that it began with."""
+    expected = {
+        "system identifier": (identity.system_identifier, facts.system_identifier),
+        "database": (identity.database, facts.database),
+        "slot": (identity.slot, slot),
+    }
+    for what, (known, found) in expected.items():
+        if known != found:
+            raise LogError(
+                f"the log in {path} belongs to {what} {known}, but the source has {found}",
+                remedy="correct source.dsn or source.slot, or choose another log.path for this source",
+            )
+    if identity.timeline != facts.timeline:
+        raise LogError(
+            f"the server is on timeline {facts.timeline}, the log in {path} on {identity.timeline}: "
+            f"the server was promoted or restored since {format_lsn(identity.start_lsn)}",
+            remedy="begin a new log (log.path) and a new mirror; going on across a fork is not there yet",
+        )
+
+
+def _lock(side: Connection, slot: str, timeout_s: float, stop: threading.Event) -> None:
+    """One capture per slot: an advisory lock says who, for as long as the connection lives."""
+    deadline = time.monotonic() + timeout_s
+    with postgres_errors("taking the capture's lock"):
+        while True:
+            row = side.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", [_LOCK_CLASS, slot]).fetchone()
+            if (row and row[0]) or stop.is_set():
+                return
+            if time.monotonic() > deadline:
+                break
+            stop.wait(_RETRY_S)
+        holder = side.execute(
+            """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %s
+               AND objid = (hashtext(%s)::bigint & 4294967295) AND granted""",
+            [_LOCK_CLASS, slot],
+        ).fetchone()
+        who = _describe_backend(side, holder[0]) if holder else "another session"
+    raise SlotError(f'another capture uses slot "{slot}": {who}', remedy="stop it, or choose another source.slot")
+
+
+def _describe_backend(connection: Connection, pid: int) -> str:
+    row = connection.execute(
+        "SELECT usename::text, application_name, client_addr::text FROM pg_stat_activity WHERE pid = %s", [pid]
+    ).fetchone()
+    if row is None:
+        return f"server process {pid}"
+    return f"server process {pid} (user {row[0]}, application {row[1]!r}, client {row[2] or 'local socket'})"

@@ -1,0 +1,202 @@
+"""What can be configured: sections, keys, defaults and limits, and nothing that does nothing.
+
+The descriptions here are the comments that `pgtide init` writes.  A validator's message completes the
+sentence "expected …": `loading` puts file, key and what was found in front of it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator
+
+from pgtide.config.patterns import included, is_pattern
+
+INSERT_ONLY_SUFFIX = "_insert_only"  # of the second publication, for tables whose rows cannot be found again
+_NAME_MAX_BYTES = 63  # NAMEDATALEN - 1
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _spark_values(value: Any) -> Any:
+    """Spark's settings are strings; TOML's numbers and booleans are taken as Spark writes them."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: str(item).lower() if isinstance(item, bool) else str(item) if isinstance(item, int | float) else item
+        for key, item in value.items()
+    }
+
+
+class Section(BaseModel):
+    # Strict: 'trigger_seconds = "1"' is a mistake in the file, not a number in disguise.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
+
+
+class Source(Section):
+    dsn: str = Field(
+        repr=False,  # it may hold a password
+        description="The database: anything libpq takes (URI, key=value, service=NAME); PG* variables fill the rest.",
+        examples=["host=localhost dbname=shop user=pgtide"],
+    )
+    tables: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = Field(
+        ("public.*",), description="Tables to capture: schema.table, with * ? [] as in a shell; ! in front excludes."
+    )
+    slot: str = Field("pgtide", description="Name of the replication slot.")
+    publication: str = Field("pgtide", description="Name of the publication.")
+    publication_mode: Literal["managed", "existing"] = Field(
+        "managed", description='"managed": pgtide creates and alters the publication; "existing": yours, never altered.'
+    )
+    connect_timeout_seconds: float = Field(
+        10, gt=0, le=3600, description="How long to wait for the server at start before giving up."
+    )
+
+    @field_validator("dsn")
+    @classmethod
+    def _dsn_parses(cls, dsn: str) -> str:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            conninfo_to_dict(dsn)
+        except ProgrammingError:
+            # libpq's own words quote parts of the string, which may be parts of the password.
+            raise ValueError("a connection string that libpq can parse") from None
+        return dsn
+
+    @field_validator("tables")
+    @classmethod
+    def _tables_are_patterns(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in tables:
+            if not is_pattern(pattern):
+                raise ValueError(f'patterns of the form "schema.table", unlike {pattern!r}')
+        if not included(tables):
+            raise ValueError("at least one pattern that does not begin with !")
+        return tables
+
+    @field_validator("slot")
+    @classmethod
+    def _slot_is_a_slot_name(cls, slot: str) -> str:
+        if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
+            raise ValueError("1 to 63 lower-case letters, digits and underscores (Postgres's rule for slots)")
+        return slot
+
+    @field_validator("publication")
+    @classmethod
+    def _publication_fits(cls, publication: str) -> str:
+        limit_bytes = _NAME_MAX_BYTES - len(INSERT_ONLY_SUFFIX)
+        if not publication or "\0" in publication or len(publication.encode()) > limit_bytes:
+            raise ValueError(f"a name of 1 to {limit_bytes} bytes ({INSERT_ONLY_SUFFIX} is appended for a second one)")
+        return publication
+
+
+class Log(Section):
+    path: str = Field("pgtide-data/log", description="Folder of the change log.")
+    flush_interval_ms: int = Field(
+        10, ge=1, le=60_000, description="Under load, make changes durable at most this often."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_a_folder(cls, path: str) -> str:
+        if not path or _URL.match(path):
+            raise ValueError("a folder (object stores are not supported yet)")
+        return path
+
+
+class Capture(Section):
+    transaction_memory_bytes: int = Field(
+        256 << 20, ge=1 << 16, description="Open transactions are kept in memory up to this; larger ones go to the spool."
+    )
+    spool_path: str = Field("", description='Folder of the spool; "": in the log\'s folder.')
+    spool_max_bytes: int = Field(0, ge=0, description="What the spool may take on disk; 0: no limit.")
+
+
+class Mirror(Section):
+    format: Literal["iceberg"] = Field("iceberg", description="Format of the mirror tables.")
+    catalog: str = Field("lake", description="Name of the Spark catalog.")
+    warehouse: str = Field(
+        "pgtide-data/lake",
+        description="Where the tables are, if the Spark session does not define the catalog itself: a folder or a URL.",
+    )
+    namespace: str = Field("", description='Namespace of all mirror tables; "": the source schema\'s name.')
+    trigger_seconds: float = Field(1, gt=0, le=86_400, description="How often the mirror looks for changes.")
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _delta_comes_later(cls, value: Any) -> Any:
+        if value == "delta":
+            raise ValueError('"iceberg" (delta is not there yet)')
+        return value
+
+    @field_validator("catalog")
+    @classmethod
+    def _catalog_is_a_name(cls, catalog: str) -> str:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", catalog):
+            raise ValueError("a name of letters, digits and underscores")
+        return catalog
+
+    @field_validator("warehouse")
+    @classmethod
+    def _warehouse_is_given(cls, warehouse: str) -> str:
+        if not warehouse:
+            raise ValueError("a folder or a URL")
+        return warehouse
+
+
+class Snapshot(Section):
+    initial: Literal["bulk", "none"] = Field(
+        "bulk", description='Rows that are there at the first start: "bulk" loads them, "none" begins with the changes.'
+    )
+    connections: int = Field(4, ge=1, le=64, description="How many connections may read at once.")
+
+
+class Spark(Section):
+    master: str = Field("local[*]", min_length=1, description="Where Spark runs.")
+    conf: Annotated[dict[str, str], BeforeValidator(_spark_values)] = Field(
+        {}, repr=False, description='Further settings of the Spark session, as in { "spark.driver.memory" = "2g" }.'
+    )
+
+
+class Config(Section):
+    source: Source = Field(description="Where changes come from.")
+    log: Log = Field(Log(), description="The change log, between Postgres and Spark.")
+    capture: Capture = Field(Capture(), description="Between the server and the log.")  # type: ignore[call-arg]
+    mirror: Mirror = Field(Mirror(), description="The tables in the lake.")
+    snapshot: Snapshot = Field(Snapshot(), description="Rows that were there before.")
+    spark: Spark = Field(Spark(), description="The Spark session of run and mirror.")
+
+    _file: Path = PrivateAttr(default_factory=lambda: Path("pgtide.toml").absolute())
+
+    @property
+    def file(self) -> Path:
+        """The configuration file, for messages and relative paths; it need not exist."""
+        return self._file
+
+    @property
+    def log_path(self) -> Path:
+        return self.file.parent / Path(self.log.path).expanduser()
+
+    @property
+    def spool_path(self) -> Path:
+        if not self.capture.spool_path:
+            return self.log_path / "spool"
+        return self.file.parent / Path(self.capture.spool_path).expanduser()
+
+    @property
+    def warehouse(self) -> str:
+        """Absolute folder or URL of the warehouse."""
+        if _URL.match(self.mirror.warehouse):
+            return self.mirror.warehouse
+        return str(self.file.parent / Path(self.mirror.warehouse).expanduser())
+
+    def at(self, file: Path) -> Config:
+        """The same configuration as if it had been read from this file."""
+        config = self.model_copy()
+        config._file = file.absolute()
+        return config

@@ -1,0 +1,77 @@
+"""Files of transactions that were too large for memory: `large/<first offset>-<epoch>-<n>.seg`.
+
+They are runs of blocks, written before their transaction committed, so the rows in them have places, not offsets.
+The block of the commit names them; they go when the segment with that block goes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pgtide.errors import LogCorruptError
+from pgtide.log.block import HEADER_BYTES, BlockHeader, parse_header
+from pgtide.log.files import fsync_directory, make_directory
+
+_NAME = re.compile(r"(\d{20})-(\d{10})-(\d{4})\.seg")
+
+
+def folder_of(log_path: Path) -> Path:
+    return log_path / "large"
+
+
+def adopt(files: Sequence[Path], log_path: Path, first_offset: int, epoch: int) -> list[tuple[str, int]]:
+    """Makes the files durable under their names in the log; returns names and lengths.
+
+    Files on another file system are copied.  Called again after a failure, it goes on with what is not moved yet.
+    """
+    folder = folder_of(log_path)
+    make_directory(folder)
+    names = []
+    for number, path in enumerate(files):
+        target = folder / f"{first_offset:020d}-{epoch:010d}-{number:04d}.seg"
+        if not path.exists():  # an earlier attempt, of an earlier epoch, has moved it
+            path = max(folder.glob(f"{first_offset:020d}-*-{number:04d}.seg"))
+        _fsync(path)
+        try:
+            os.replace(path, target)
+        except OSError:
+            shutil.copyfile(path, target)
+            _fsync(target)
+            path.unlink()
+        names.append((target.name, target.stat().st_size))
+    fsync_directory(folder)
+    return names
+
+
+def remove_orphans(log_path: Path, end_offset: int) -> None:
+    """Removes files that no block can refer to: their transaction would begin at or after the log's end."""
+    folder = folder_of(log_path)
+    for name in os.listdir(folder) if folder.exists() else ():
+        match = _NAME.fullmatch(name)
+        if match and int(match[1]) >= end_offset:
+            (folder / name).unlink()
+
+
+def blocks_of(path: Path, length_bytes: int) -> Iterator[tuple[int, BlockHeader]]:
+    """Position and header of every block in a file."""
+    if not path.exists() or path.stat().st_size < length_bytes:
+        raise LogCorruptError(f"{path}: missing or shorter than the {length_bytes} bytes that the log refers to")
+    position = 0
+    with open(path, "rb", buffering=1 << 16) as file:
+        while position < length_bytes:
+            file.seek(position)
+            header = parse_header(file.read(HEADER_BYTES), f"{path} at byte {position}")
+            yield position, header
+            position += header.total_bytes
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,28 @@
+"""The numbers that pgtide shows about itself, in one Prometheus registry of its own.
+
+Not the library's global registry: that one adds numbers about Python, and two runs in one process would collide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+REGISTRY = CollectorRegistry()
+_NAMESPACE = "pgtide"
+
+
+def counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
+    """A number that only grows, shown as `pgtide_<name>_total`."""
+    return Counter(name, meaning, labels, namespace=_NAMESPACE, registry=REGISTRY)
+
+
+def gauge(name: str, meaning: str, labels: Sequence[str] = ()) -> Gauge:
+    """A number that goes up and down, shown as `pgtide_<name>`."""
+    return Gauge(name, meaning, labels, namespace=_NAMESPACE, registry=REGISTRY)
+
+
+def exposition() -> bytes:
+    """All numbers in Prometheus's text format."""
+    return generate_latest(REGISTRY)

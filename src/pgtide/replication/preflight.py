@@ -1,0 +1,226 @@
+"""Can this server be a source, as it is and as we are configured?  Asked before anything is created.
+
+Every no is one message with what to type.  Only questions are asked: nothing is created or changed, and a replication
+connection is opened and closed because only that shows that one is allowed and that a wal sender is free.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgtide.config import Config, Source
+from pgtide.config.patterns import included, matches_any
+from pgtide.errors import SourceNotReadyError, TransientError
+from pgtide.replication.catalog import Catalog, TableInfo
+from pgtide.replication.connect import Connection, connect, connect_when_ready, postgres_errors
+from pgtide.replication.publication import (
+    PublicationPlan,
+    check_existing,
+    creation_by_hand,
+    listed,
+    plan_publication,
+    publication_names,
+    read_publications,
+)
+from pgtide.replication.published import published_tables
+
+_EXISTING_MODE = 'set source.publication_mode = "existing"'
+_UNPUBLISHABLE = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What was found out about the source on the way."""
+
+    server_version: int
+    system_identifier: str
+    timeline: int
+    database: str
+    role: str
+    tables: tuple[TableInfo, ...]
+
+    @property
+    def tables_without_key(self) -> tuple[TableInfo, ...]:
+        """Rows of these cannot be found again: without usable identity, or with a full one and no primary key."""
+        return tuple(table for table in self.tables if not table.has_key)
+
+
+def check_source(config: Config, stop: threading.Event | None = None) -> SourceFacts:
+    """The facts, or the first reason why capture cannot start; a server that is down is waited for."""
+    source = config.source
+    with connect_when_ready(source.dsn, timeout_s=source.connect_timeout_seconds, stop=stop) as connection:
+        _check_settings(connection, source)
+        system_identifier, timeline = _check_replication(connection, source)
+        _check_slots(connection, source)
+        tables = _check_tables(connection, config)
+        _check_readable(connection, tables)
+        _check_publication(connection, source, tables)
+        database, role = _names(connection)
+        return SourceFacts(connection.info.server_version, system_identifier, timeline, database, role, tuple(tables))
+
+
+def _row(connection: Connection, query: str) -> tuple[str, ...]:
+    with postgres_errors("asking the server about itself"):
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row
+
+
+def _names(connection: Connection) -> tuple[str, str]:
+    database, role = _row(connection, "SELECT current_database()::text, current_user::text")
+    return database, role
+
+
+def _check_settings(connection: Connection, source: Source) -> None:
+    wal_level, recovering = _row(connection, "SELECT current_setting('wal_level'), pg_is_in_recovery()::text")
+    if wal_level != "logical":
+        raise SourceNotReadyError(
+            f"the server's wal_level is {wal_level}; logical replication needs logical",
+            remedy="ALTER SYSTEM SET wal_level = logical; then restart the server."
+            " (Amazon RDS: rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on.)",
+        )
+    if recovering == "true" and source.publication_mode == "managed":
+        raise SourceNotReadyError(
+            "the server is a standby, on which no publication can be created",
+            remedy=f"Connect to the primary, or create the publication there and {_EXISTING_MODE}.",
+        )
+
+
+def _check_replication(connection: Connection, source: Source) -> tuple[str, int]:
+    """System identifier and timeline, which only a replication connection tells everyone."""
+    _, role = _names(connection)
+    try:
+        with connect(source.dsn, replication=True, timeout_s=source.connect_timeout_seconds) as replication:
+            with postgres_errors("identifying the server"):
+                row = replication.execute("IDENTIFY_SYSTEM").fetchone()
+            assert row is not None
+            return str(row[0]), int(row[1])
+    except TransientError as error:
+        raise SourceNotReadyError(error.what, remedy=error.remedy) from None
+    except SourceNotReadyError:
+        # Asked of the catalog, not read from the message: that may be in any language.
+        (allowed,) = _row(connection, "SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user")
+        if allowed:
+            raise
+        raise SourceNotReadyError(
+            f"role {role} may not replicate (it has no REPLICATION privilege)",
+            remedy=f"As a superuser: ALTER ROLE {_quoted(role)} REPLICATION;"
+            f" (Amazon RDS: GRANT rds_replication TO {_quoted(role)};)",
+        ) from None
+
+
+def _check_slots(connection: Connection, source: Source) -> None:
+    with postgres_errors("reading the replication slots"):
+        names = [row[0] for row in connection.execute("SELECT slot_name::text FROM pg_replication_slots")]
+    (limit,) = _row(connection, "SELECT current_setting('max_replication_slots')")
+    if source.slot not in names and len(names) >= int(limit):
+        raise SourceNotReadyError(
+            f"all {limit} replication slots of the server are in use ({', '.join(sorted(names)) or 'none allowed'})",
+            remedy="Drop one that nobody needs: SELECT pg_drop_replication_slot('…');"
+            " or raise max_replication_slots and restart the server.",
+        )
+
+
+def _check_tables(connection: Connection, config: Config) -> list[TableInfo]:
+    catalog = Catalog(connection)
+    everything = [table.qualified_name for table in catalog.tables(["*.*"])]
+    patterns = config.source.tables
+    for pattern in included(patterns):
+        # A partition is not in `everything`, but may be named by itself.
+        if not any(matches_any([pattern], name) for name in everything) and not catalog.tables([pattern]):
+            raise _no_such_table(pattern, everything, catalog, config, _names(connection)[0])
+    tables = catalog.tables(patterns)
+    if not tables:
+        raise SourceNotReadyError(
+            f"{config.file}: source.tables: {list(patterns)} leaves no table: all that are meant are excluded",
+            remedy="Take back one of the patterns that begin with !.",
+        )
+    return tables
+
+
+def _no_such_table(
+    pattern: str, tables: Sequence[str], catalog: Catalog, config: Config, database: str
+) -> SourceNotReadyError:
+    what = f"{config.file}: source.tables: {pattern!r} matches no table in database {database}"
+    for relation in catalog.relations():
+        if matches_any([pattern], relation.qualified_name):
+            kind = _UNPUBLISHABLE.get(relation.relkind, "an unlogged or temporary table")
+            return SourceNotReadyError(
+                f"{what}: {relation.qualified_name} is {kind}, which Postgres does not replicate",
+                remedy="Name a permanent table, or leave it out.",
+            )
+    # By the table's name alone: with the schema in front all tables of a schema look alike.
+    by_name = {name.partition(".")[2]: name for name in tables}
+    near = difflib.get_close_matches(pattern.partition(".")[2], by_name, n=3, cutoff=0.7)
+    if near:
+        return SourceNotReadyError(what, remedy=f"Did you mean {' or '.join(by_name[name] for name in near)}?")
+    if not tables:
+        return SourceNotReadyError(what, remedy="It has no tables at all: check dbname in source.dsn.")
+    shown = ", ".join(tables[:5]) + (f" and {len(tables) - 5} more" if len(tables) > 5 else "")
+    return SourceNotReadyError(what, remedy=f"There are: {shown}.")
+
+
+def _check_readable(connection: Connection, tables: Iterable[TableInfo]) -> None:
+    _, role = _names(connection)
+    unreadable = [table for table in tables if not table.readable]
+    if unreadable:
+        schemas = ", ".join(sorted({_quoted(table.namespace) for table in unreadable}))
+        raise SourceNotReadyError(
+            f"role {role} may not read {listed(unreadable)}",
+            remedy=f"GRANT USAGE ON SCHEMA {schemas} TO {_quoted(role)};"
+            f" GRANT SELECT ON TABLE {listed(unreadable)} TO {_quoted(role)};",
+        )
+    hidden = [table for table in tables if table.hides_rows]
+    if hidden:
+        raise SourceNotReadyError(
+            f"row-level security hides rows of {listed(hidden)} from role {role}: the first load would miss them",
+            remedy=f"As a superuser: ALTER ROLE {_quoted(role)} BYPASSRLS; or leave the tables out of source.tables.",
+        )
+
+
+def _check_publication(connection: Connection, source: Source, tables: Sequence[TableInfo]) -> None:
+    names = publication_names(source)
+    existing = read_publications(connection, names)
+    if source.publication_mode == "existing":
+        check_existing(source, existing, published_tables(connection, names), tables)
+        return
+    plan = plan_publication(source, existing, tables, connection.info.server_version)
+    _check_rights(connection, source, plan, [name for name in plan.alters if not existing[name].owned], tables)
+
+
+def _check_rights(
+    connection: Connection, source: Source, plan: PublicationPlan, foreign: Sequence[str], tables: Sequence[TableInfo]
+) -> None:
+    """Refuses a plan that the role may not carry out: in part would be worse than not at all."""
+    database, role = _names(connection)
+    by_hand = f"Or, as a superuser, create the publication yourself and {_EXISTING_MODE}:\n"
+    by_hand += creation_by_hand(source, tables)
+    others = [table for table in plan.adds if not table.owned]
+    if others:
+        owners = ", ".join(sorted({_quoted(table.owner) for table in others}))
+        raise SourceNotReadyError(
+            f"role {role} does not own {listed(others)}, and only its owner can publish a table",
+            remedy=f"GRANT {owners} TO {_quoted(role)};\n{by_hand}",
+        )
+    if foreign:
+        publications = ", ".join(_quoted(name) for name in foreign)
+        raise SourceNotReadyError(
+            f"role {role} does not own publication {publications} and cannot alter it",
+            remedy=f"ALTER PUBLICATION {_quoted(foreign[0])} OWNER TO {_quoted(role)};\n{by_hand}",
+        )
+    if plan.creates:
+        (allowed,) = _row(connection, "SELECT has_database_privilege(current_database(), 'CREATE')")
+        if not allowed:
+            raise SourceNotReadyError(
+                f"role {role} may not create a publication in database {database}",
+                remedy=f"GRANT CREATE ON DATABASE {_quoted(database)} TO {_quoted(role)};\n{by_hand}",
+            )
+
+
+def _quoted(name: str) -> str:
+    return sql.Identifier(name).as_string()

@@ -1,0 +1,127 @@
+"""The replication slot: made once with an exported snapshot, checked before every start.
+
+`CREATE_REPLICATION_SLOT … (SNAPSHOT 'export')` gives an exact pair: the snapshot holds precisely the transactions
+whose end LSN is at or below the consistent point.  The exported name dies with the exporter's next command, so the
+snapshot is imported and exported again by a connection that keeps it alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from pgtide.errors import SlotError
+from pgtide.failpoints import declare, reach
+from pgtide.lsn import format_lsn, parse_lsn
+
+_SLOT_CREATED = declare("slot.created", "the slot exists, the log does not know of it yet")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    name: str
+    plugin: str
+    database: str
+    active_pid: int | None
+    restart_lsn: int
+    confirmed_flush_lsn: int
+    wal_status: str  # reserved, extended, unreserved, lost
+    invalidation_reason: str
+    retained_wal_bytes: int
+    safe_wal_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    consistent_lsn: int
+    snapshot_name: str
+
+
+def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:
+    """What the server says of the slot; None if it has none of that name."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(
+            """SELECT s.*, pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                             ELSE pg_current_wal_lsn() END, restart_lsn) AS retained
+               FROM pg_replication_slots s WHERE slot_name = %s""",
+            [name],
+        ).fetchone()
+    if row is None:
+        return None
+    return SlotState(
+        name=name,
+        plugin=row["plugin"] or "",
+        database=row["database"] or "",
+        active_pid=row["active_pid"],
+        restart_lsn=parse_lsn(row["restart_lsn"] or "0/0"),
+        confirmed_flush_lsn=parse_lsn(row["confirmed_flush_lsn"] or "0/0"),
+        wal_status=row["wal_status"] or "lost",
+        invalidation_reason=row.get("invalidation_reason") or "",
+        retained_wal_bytes=int(row["retained"] or 0),
+        safe_wal_bytes=row["safe_wal_size"],
+    )
+
+
+def create_slot(replication: psycopg.Connection[Any], name: str, *, temporary: bool = False) -> CreatedSlot:
+    """Makes the slot and exports the snapshot that agrees with it; the name lives until the next command."""
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} {} LOGICAL pgoutput (SNAPSHOT 'export')").format(
+        sql.Identifier(name), sql.SQL("TEMPORARY" if temporary else "")
+    )
+    try:
+        row = replication.execute(command).fetchone()
+    except psycopg.errors.DuplicateObject:
+        raise SlotError(
+            f'replication slot "{name}" exists already, but this log knows nothing of it',
+            remedy=f"choose another source.slot, or, if nothing uses it: SELECT pg_drop_replication_slot('{name}')",
+        ) from None
+    assert row is not None
+    reach(_SLOT_CREATED)
+    return CreatedSlot(parse_lsn(row[1]), row[2])
+
+
+def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
+    connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
+
+
+def check_slot(state: SlotState | None, name: str, database: str, durable_lsn: int) -> None:
+    """Raises what keeps the slot from going on where the log ends; each state has its own remedy."""
+    start_over = (
+        "changes since then are gone from the server: move the log and the lake tables aside and start "
+        "again with a new slot (a repair that keeps them is not there yet)"
+    )
+    if state is None:
+        raise SlotError(f'replication slot "{name}" does not exist any more', remedy=start_over)
+    if state.wal_status == "lost" or state.invalidation_reason:
+        reason = f" ({state.invalidation_reason})" if state.invalidation_reason else ""
+        raise SlotError(f'replication slot "{name}" was invalidated by the server{reason}', remedy=start_over)
+    if state.plugin != "pgoutput" or state.database != database:
+        raise SlotError(
+            f'replication slot "{name}" belongs to database {state.database!r} with plugin {state.plugin!r}',
+            remedy="choose another name for source.slot",
+        )
+    if state.confirmed_flush_lsn > durable_lsn:
+        raise SlotError(
+            f'replication slot "{name}" was acknowledged up to {format_lsn(state.confirmed_flush_lsn)}, '
+            f"but the log ends at {format_lsn(durable_lsn)}: somebody else used the slot, or the log is an older copy",
+            remedy=start_over,
+        )
+
+
+class KeptSnapshot:
+    """An exported snapshot that stays importable for as long as this object's connection lives."""
+
+    def __init__(self, connection: psycopg.Connection[Any], snapshot_name: str) -> None:
+        self._connection = connection
+        connection.execute("SET idle_in_transaction_session_timeout = 0")
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name)))
+        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+        assert row is not None
+        self.name: str = row[0]
+
+    def release(self) -> None:
+        self._connection.close()

@@ -1,0 +1,74 @@
+"""Places of a transaction: who wrote them, and which were rolled back.
+
+A place is the number of a change within its transaction, in the order of arrival.  Changes come in long runs of one
+subtransaction, so runs are kept, not rows; rolling back a savepoint turns its runs into ranges to leave out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Range = tuple[int, int]  # from, to (exclusive)
+Int64s = npt.NDArray[np.int64]
+
+
+class Places:
+    def __init__(self) -> None:
+        self.count = 0  # places given so far
+        self._runs: dict[int, list[Range]] = {}
+        self._last: int | None = None  # subtransaction of the newest run
+        self._gone: list[Range] = []
+
+    def add(self, subxids: npt.NDArray[np.uint32]) -> None:
+        """Gives the next places to changes of these subtransactions."""
+        edges = np.flatnonzero(np.append(True, subxids[1:] != subxids[:-1])) if len(subxids) else np.empty(0, np.int64)
+        bounds = [*edges.tolist(), len(subxids)]
+        for low, high in itertools.pairwise(bounds):
+            subxid = int(subxids[low])
+            runs = self._runs.setdefault(subxid, [])
+            start = self.count + low
+            if runs and self._last == subxid and runs[-1][1] == start:
+                runs[-1] = (runs[-1][0], self.count + high)
+            else:
+                runs.append((start, self.count + high))
+            self._last = subxid
+        self.count += len(subxids)
+
+    def roll_back(self, subxid: int) -> list[Range]:
+        """The ranges that the subtransaction wrote: they are left out from now on."""
+        gone = self._runs.pop(subxid, [])
+        self._gone = merged([*self._gone, *gone])
+        return gone
+
+    @property
+    def gone(self) -> list[Range]:
+        """All places that were rolled back, ascending and apart from each other."""
+        return self._gone
+
+    @property
+    def kept(self) -> int:
+        return self.count - sum(high - low for low, high in self._gone)
+
+
+def merged(ranges: Sequence[Range]) -> list[Range]:
+    """The same places in as few ranges as possible, ascending."""
+    result: list[Range] = []
+    for low, high in sorted(ranges):
+        if result and low <= result[-1][1]:
+            result[-1] = (result[-1][0], max(high, result[-1][1]))
+        else:
+            result.append((low, high))
+    return result
+
+
+def dense(places: Int64s, ranges: Sequence[Range]) -> Int64s:
+    """The places renumbered as if those in the ranges had never been; for places outside of them."""
+    if not ranges:
+        return places
+    lows, highs = np.array(ranges, np.int64).T
+    removed = np.concatenate(([0], np.cumsum(highs - lows)))
+    return places - removed[np.searchsorted(lows, places, side="right")]

@@ -1,0 +1,164 @@
+"""The assembler: however the stream is cut into feeds, the same transactions come out, in order, once."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgtide.capture.assemble import Assembler
+from pgtide.capture.whole import Idle, WholeTransactions
+from pgtide.change import Committed, TransactionKind
+from pgtide.decode import CONTROL, Decoded, ShapedRows
+from pgtide.errors import DecodeError
+from pgtide.schema import MESSAGES
+from pgtide.transactions.buffer import TransactionBuffer
+from pgtide.transactions.spool import Spool
+from tests.log.building import shape
+
+TABLES = (shape(1, "a"), shape(2, "b"))
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str  # B, C, k, I (a change) or M (a message outside of transactions)
+    table: int = 0
+    lsn: int = 0
+    end_lsn: int = 0
+    xid: int = 0
+
+
+def stream(transactions: list[list[int]], extras: list[str]) -> list[Event]:
+    """Transactions given by the tables of their changes; between them keepalives and messages."""
+    events, lsn = [], 1000
+    for number, changes in enumerate(transactions):
+        commit_lsn, end_lsn = lsn, lsn + 10
+        events.append(Event("B", lsn=commit_lsn, xid=number))
+        events += [Event("I", table=table) for table in changes]
+        events.append(Event("C", lsn=commit_lsn, end_lsn=end_lsn, xid=number))
+        lsn = end_lsn
+        extra = extras[number] if number < len(extras) else ""
+        for kind in extra:
+            events.append(Event(kind, lsn=lsn + 5, end_lsn=lsn + 5))
+            lsn += 10
+    return events
+
+
+def decoded(events: list[Event], first_change: int) -> Decoded:
+    controls, rows = [], []
+    change = first_change
+    for event in events:
+        if event.kind in "IM":
+            rows.append((event, change))
+            change += 1
+        else:
+            controls.append((ord(event.kind), change, event.xid, 0, event.lsn, event.end_lsn, event.lsn, 0))
+    tables = []
+    for number, table in enumerate(TABLES):
+        mine = [at for event, at in rows if event.kind == "I" and event.table == number]
+        if mine:
+            columns: dict[str, pa.Array] = {
+                "_op": pa.array([1] * len(mine), pa.uint8()),
+                "_change": pa.array(mine, pa.int64()),
+                "_subxid": pa.array([0] * len(mine), pa.uint32()),
+                "c1": pa.array(mine, pa.int64()),
+            }
+            tables.append(ShapedRows(table, pa.RecordBatch.from_pydict(columns)))
+    alone = [(event.lsn, at) for event, at in rows if event.kind == "M"]
+    if alone:
+        columns = {
+            "_op": pa.array([6] * len(alone), pa.uint8()),
+            "_change": pa.array([at for _, at in alone], pa.int64()),
+            "_subxid": pa.array([0] * len(alone), pa.uint32()),
+            "c1": pa.array(["p"] * len(alone)),
+            "c2": pa.array([b""] * len(alone)),
+            "c3": pa.array([False] * len(alone)),
+            "c4": pa.array([lsn for lsn, _ in alone], pa.int64()),
+        }
+        tables.append(ShapedRows(MESSAGES, pa.RecordBatch.from_pydict(columns)))
+    return Decoded(first_change, change - first_change, tuple(tables), np.array(controls, CONTROL), {}, {}, 0)
+
+
+def expected(events: list[Event], durable_lsn: int) -> list[tuple[int, int, list[tuple[int, str]]]]:
+    """(kind, end LSN, [(place, table)]) of every transaction with changes that is not durable already."""
+    result: list[tuple[int, int, list[tuple[int, str]]]] = []
+    current: list[tuple[int, str]] = []
+    for event in events:
+        if event.kind == "B":
+            current = []
+        elif event.kind == "I":
+            current.append((len(current), TABLES[event.table].name))
+        elif event.kind == "C" and current and event.end_lsn > durable_lsn:
+            result.append((int(TransactionKind.COMMIT), event.end_lsn, current))
+        elif event.kind == "M" and event.lsn > durable_lsn:
+            result.append((int(TransactionKind.MESSAGE), event.lsn, [(0, "messages")]))
+    return result
+
+
+def assembled(pieces: list[Committed]) -> list[tuple[int, int, list[tuple[int, str]]]]:
+    """The same from pieces, putting transactions together that were cut."""
+    result: list[Any] = []
+    open_changes: list[tuple[int, str]] = []
+    for piece in pieces:
+        of: dict[int, list[tuple[int, str]]] = {n: [] for n in range(piece.transactions.num_rows)}
+        for table in piece.tables:
+            for place, number in zip(table.rows["_place"].to_pylist(), table.rows["_txn"].to_pylist(), strict=True):
+                of[number].append((place, table.shape.name))
+        for number, entry in enumerate(piece.transactions.to_pylist()):
+            assert entry["changes"] == len(of[number])
+            open_changes += sorted(of[number])
+            if entry["ends"]:
+                result.append((entry["kind"], entry["end_lsn"], open_changes))
+                open_changes = []
+    assert not open_changes, "a transaction was begun and not ended"
+    return result
+
+
+@given(
+    transactions=st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=8),
+    extras=st.lists(st.sampled_from(["", "k", "M", "kM", "Mk"]), max_size=8),
+    cuts=st.sets(st.integers(0, 80)),
+    held_bytes=st.sampled_from([0, 300, 1 << 20]),
+    durable=st.integers(0, 200),
+)
+def test_any_cut_of_the_stream_gives_the_same_transactions(
+    transactions: list[list[int]], extras: list[str], cuts: set[int], held_bytes: int, durable: int
+) -> None:
+    events = stream(transactions, extras)
+    ends = sorted({event.end_lsn for event in events if event.end_lsn})
+    durable_lsn = ends[durable % len(ends)] if ends and durable else 0
+    assembler, pieces, change = WholeTransactions(durable_lsn, held_bytes), [], 0
+    bounds = sorted({0, len(events), *(cut for cut in cuts if cut < len(events))})
+    for low, high in itertools.pairwise(bounds):
+        feed = decoded(events[low:high], change)
+        change += feed.changes
+        for item in assembler.feed(feed):
+            if isinstance(item, Committed):
+                pieces.append(item)
+            else:
+                known = [end_lsn for _, end_lsn, _ in expected(events[:high], durable_lsn)]
+                done = [end_lsn for _, end_lsn, _ in assembled(pieces)]
+                assert done == known, "an idle position overtook a transaction"
+    assert assembled(pieces) == expected(events, durable_lsn)
+
+
+def test_a_keepalive_inside_a_transaction_is_no_idle_position() -> None:
+    assembler = WholeTransactions(0)
+    begin, change = Event("B", lsn=100, xid=1), Event("I")
+    assert assembler.feed(decoded([begin, change, Event("k", end_lsn=500)], 0)) == []
+    work = assembler.feed(decoded([Event("C", lsn=100, end_lsn=110), Event("k", end_lsn=600)], 1))
+    assert isinstance(work[-1], Idle)
+    assert work[-1].lsn == 600
+
+
+def test_a_message_that_was_not_asked_for_is_an_error(tmp_path: Path) -> None:
+    buffer = TransactionBuffer(Spool(tmp_path / "spool"))
+    with pytest.raises(DecodeError, match="'P'"):
+        Assembler(0, buffer).feed(decoded([Event("P", xid=1)], 0))

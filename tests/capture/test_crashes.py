@@ -1,0 +1,169 @@
+"""SIGKILL at every kill point of the capture, and a log that cannot be written: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+import pgtide.capture.pipeline  # noqa: F401 - declares the kill points
+from pgtide import failpoints
+from tests.capture.running import (
+    CaptureProcess,
+    capturing,
+    changes,
+    configuration,
+    replayed,
+    source_rows,
+    wait_until_captured,
+)
+from tests.database import Database
+from tests.waiting import wait_for
+
+TABLES = ("a", "b")
+OWN = ("log.", "capture.", "slot.", "start.")
+
+FIRST_START = ("slot.", "start.")
+
+# Reached once in the life of a process.
+ONCE = ("log.epoch.taken", "log.recovered", "log.segment.created")
+
+# Reached only by a start that finds something to recover.
+RECOVERY = ("log.recovery.copied", "log.recovery.named")
+
+
+def kill_points() -> list[str]:
+    return [point for point in failpoints.declared() if point.startswith(OWN)]
+
+
+@contextmanager
+def in_the_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=[stop])
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def unpublished_traffic(database: Database) -> AbstractContextManager[None]:
+    """WAL that the slot has to pass without anything to deliver."""
+
+    def write(stop: threading.Event) -> None:
+        with database.connect() as connection:
+            while not stop.wait(0.05):
+                connection.execute("CREATE TABLE other.passing ()")
+                connection.execute("DROP TABLE other.passing")
+
+    database.execute("CREATE SCHEMA other")
+    return in_the_background(write)
+
+
+def traffic(database: Database) -> AbstractContextManager[None]:
+    """Transactions over two tables, one after the other, until the end of the block."""
+
+    def write(stop: threading.Event) -> None:
+        with database.connect(autocommit=False) as connection:
+            number = connection.execute("SELECT coalesce(max(id), 0) FROM a").fetchone()
+            assert number is not None
+            first = int(number[0])
+            for step in range(first + 1, first + 10_000):
+                connection.execute("INSERT INTO a VALUES (%s, 1, 'new')", [step])
+                connection.execute("INSERT INTO b VALUES (%s, %s, repeat('long', %s))", [step, step, step % 50])
+                connection.execute("UPDATE a SET n = n + 1 WHERE id = %s", [step - 1])
+                connection.execute("DELETE FROM b WHERE id = %s", [step - 5])
+                connection.commit()
+                if stop.wait(0.002):
+                    return
+
+    return in_the_background(write)
+
+
+@pytest.fixture
+def prepared(database: Database) -> Database:
+    for table in TABLES:
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)")
+    return database
+
+
+def check_log_equals_source(database: Database, folder: Path) -> None:
+    """A capture that is not disturbed catches up; then the changes alone must give the source's rows."""
+    config = configuration(database, folder)
+    process = CaptureProcess(config)
+    reader = wait_until_captured(database, config)
+    process.stop()
+    for table in TABLES:
+        assert replayed(reader, f"public.{table}") == source_rows(database, table)
+    offsets = sorted(row["_offset"] for table in TABLES for row in changes(reader, f"public.{table}"))
+    assert offsets == list(range(len(offsets)))
+
+
+@pytest.mark.parametrize("point", [point for point in kill_points() if point.startswith(FIRST_START)])
+def test_first_start_killed_at(point: str, prepared: Database, tmp_path: Path) -> None:
+    config = configuration(prepared, tmp_path, initial="bulk" if point == "start.snapshot.offered" else "none")
+    for _ in range(2):  # the second start finds what the first has left, and dies at the same place if it comes there
+        process = CaptureProcess(config, f"{point}=kill")
+        wait_for(lambda: process.returncode() is not None or slot_is_active(prepared), what="death or streaming")  # noqa: B023
+        process.kill()
+    process = CaptureProcess(config)
+    wait_for(lambda: slot_is_active(prepared), what="the capture to stream")
+    with traffic(prepared):
+        wait_until_captured(prepared, config)
+    process.stop()
+    check_log_equals_source(prepared, tmp_path)
+    assert prepared.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(1,)]
+
+
+@pytest.mark.parametrize("point", [p for p in kill_points() if not p.startswith(FIRST_START) and p not in RECOVERY])
+def test_capture_killed_at(point: str, prepared: Database, tmp_path: Path) -> None:
+    config = configuration(prepared, tmp_path)
+    with capturing(config):
+        pass
+    disturbance = unpublished_traffic if point == "log.marker.idle" else traffic
+    with disturbance(prepared):
+        for count in (1, 3):
+            process = CaptureProcess(config, f"{point}=kill@{count}")
+            if count == 1 or not point.startswith(ONCE):
+                process.wait_for_death()
+            process.kill()
+    check_log_equals_source(prepared, tmp_path)
+
+
+def slot_is_active(database: Database) -> bool:
+    return bool(database.rows("SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"))
+
+
+@pytest.mark.parametrize("point", RECOVERY)
+def test_capture_killed_while_it_recovers(point: str, prepared: Database, tmp_path: Path) -> None:
+    config = configuration(prepared, tmp_path)
+    with capturing(config):
+        pass
+    with traffic(prepared):
+        CaptureProcess(config, "log.block.fsynced=kill@3").wait_for_death()
+        CaptureProcess(config, f"{point}=kill").wait_for_death()
+    check_log_equals_source(prepared, tmp_path)
+
+
+@pytest.mark.parametrize("point", ["log.block.written", "log.segment.created", "log.marker.moved"])
+def test_capture_goes_on_by_itself_after_the_disk_was_full(point: str, prepared: Database, tmp_path: Path) -> None:
+    config = configuration(prepared, tmp_path)
+    failpoints.arm(f"{point}=fail:ENOSPC@1")
+    try:
+        with capturing(config):
+            with traffic(prepared):
+                wait_until_captured(prepared, config)
+            reader = wait_until_captured(prepared, config)
+    finally:
+        failpoints.arm("")
+    for table in TABLES:
+        assert replayed(reader, f"public.{table}") == source_rows(prepared, table)
+
+
+def test_every_kill_point_of_the_capture_is_visited_here() -> None:
+    assert set(RECOVERY) < set(kill_points())
+    assert len(kill_points()) >= 12

@@ -1,0 +1,144 @@
+"""Transactions that are streamed while in progress: what commits is in the log whole, what rolls back is not there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgtide.config import Capture, Config
+from tests.capture.running import (
+    CaptureProcess,
+    capturing,
+    configuration,
+    replayed,
+    source_rows,
+    wait_until_captured,
+)
+from tests.database import Database
+from tests.waiting import wait_for
+
+ROW_BYTES = 400
+
+
+@pytest.fixture
+def streamed(database: Database) -> Database:
+    """A database whose transactions are streamed from 64 kB on."""
+    database.execute(
+        f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'",
+        "CREATE TABLE a (id int PRIMARY KEY, note text)",
+        "CREATE TABLE b (id int PRIMARY KEY, note text)",
+    )
+    return database
+
+
+def small_memory(config: Config) -> Config:
+    return config.model_copy(update={"capture": Capture(transaction_memory_bytes=1 << 16)}).at(config.file)
+
+
+class Session:
+    """One connection with an open transaction and savepoints, driven by a random generator."""
+
+    def __init__(self, database: Database, number: int, generator: random.Random) -> None:
+        self._connection: psycopg.Connection[Any] = database.connect(autocommit=False)
+        self._random = generator
+        self._key = number * 1_000_000
+        self._savepoints: list[str] = []
+
+    def step(self) -> None:
+        action = self._random.choices(
+            ["insert", "update", "delete", "savepoint", "rollback to", "release", "commit", "rollback"],
+            [10, 4, 2, 5, 4, 1, 2, 1],
+        )[0]
+        table = self._random.choice("ab")
+        if action == "insert":
+            count = self._random.randint(1, 400)
+            self._connection.execute(
+                f"INSERT INTO {table} SELECT i, repeat(%s, %s) FROM generate_series(%s::int, %s::int) i".encode(),
+                [chr(self._random.randint(97, 122)), ROW_BYTES, self._key, self._key + count - 1],
+            )
+            self._key += count
+        elif action == "update":
+            low = self._key - self._random.randint(1, 300)
+            self._connection.execute(
+                f"UPDATE {table} SET note = 'new' || note WHERE id BETWEEN %s AND %s".encode(), [low, self._key]
+            )
+        elif action == "delete":
+            low = self._key - self._random.randint(1, 100)
+            self._connection.execute(f"DELETE FROM {table} WHERE id BETWEEN %s AND %s".encode(), [low, low + 30])
+        elif action == "savepoint":
+            self._savepoints.append(f"s{len(self._savepoints)}")
+            self._connection.execute(f"SAVEPOINT {self._savepoints[-1]}".encode())
+        elif action == "rollback to" and self._savepoints:
+            kept = self._random.randrange(len(self._savepoints))
+            self._connection.execute(f"ROLLBACK TO SAVEPOINT {self._savepoints[kept]}".encode())
+            del self._savepoints[kept + 1 :]
+        elif action == "release" and self._savepoints:
+            self._connection.execute(f"RELEASE SAVEPOINT {self._savepoints.pop()}".encode())
+        elif action in ("commit", "rollback"):
+            self._savepoints.clear()
+            self._connection.commit() if action == "commit" else self._connection.rollback()
+
+    def commit(self) -> None:
+        self._connection.commit()
+        self._connection.close()
+
+
+def random_history(database: Database, seed: int, steps: int) -> None:
+    generator = random.Random(seed)
+    sessions = [Session(database, number, generator) for number in range(1, 4)]
+    for _ in range(steps):
+        generator.choice(sessions).step()
+    for session in sessions:
+        session.commit()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_interleaved_streams_with_savepoints_equal_the_source(seed: int, streamed: Database, tmp_path: Path) -> None:
+    config = small_memory(configuration(streamed, tmp_path))
+    with capturing(config):
+        random_history(streamed, seed, 150)
+        reader = wait_until_captured(streamed, config)
+    for table in "ab":
+        assert replayed(reader, f"public.{table}") == source_rows(streamed, table), f"seed {seed}"
+    assert list((config.log_path / "large").iterdir()), "some transaction should have been spooled"
+    assert not list(config.spool_path.iterdir()), "nothing is open any more"
+    stats = streamed.rows(f"SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = '{streamed.name}'")
+    assert stats[0][0] > 0, "the server should have streamed"
+
+
+@pytest.mark.parametrize("point", ["log.large.adopted", "log.large.written"])
+def test_killed_around_the_commit_of_a_spooled_transaction(point: str, streamed: Database, tmp_path: Path) -> None:
+    config = small_memory(configuration(streamed, tmp_path))
+    with capturing(config):
+        pass
+    process = CaptureProcess(config, f"{point}=kill")
+    random_history(streamed, 3, 100)
+    streamed.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(1, 5000) i")
+    process.wait_for_death()
+    process = CaptureProcess(config)
+    reader = wait_until_captured(streamed, config)
+    process.stop()
+    for table in "ab":
+        assert replayed(reader, f"public.{table}") == source_rows(streamed, table)
+    reachable = {piece.segment for piece in reader.plan(0, reader.end().end_offset)}
+    assert {str(path) for path in (config.log_path / "large").iterdir()} <= reachable, "an orphan was left behind"
+
+
+def test_a_connection_lost_inside_a_streamed_transaction_leaves_no_trace(streamed: Database, tmp_path: Path) -> None:
+    config = small_memory(configuration(streamed, tmp_path))
+    with capturing(config) as states, streamed.connect(autocommit=False) as writer:
+        writer.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(1, 3000) i")
+        wait_for(lambda: list(config.spool_path.iterdir()), what="the transaction to be spooled")
+        streamed.rows(
+            f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{streamed.name}'"
+        )
+        wait_for(lambda: any(state.phase == "waiting" for state in states), what="the loss to be noticed")
+        writer.execute("INSERT INTO b VALUES (1, 'last')")
+        writer.commit()
+        reader = wait_until_captured(streamed, config)
+    for table in "ab":
+        assert replayed(reader, f"public.{table}") == source_rows(streamed, table)

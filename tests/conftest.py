@@ -1,0 +1,79 @@
+"""What all tests share: one Postgres, one Spark session, a database per test; and an account of what was left out.
+
+A skipped test is a claim that was not checked.  Each run names them at its end, and with `CI=true` they fail it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from pgtide import local
+from tests.database import Database, create_database, drop_database
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+hypothesis.settings.register_profile("local", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "local"))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[local.LocalPostgres]:
+    """The Postgres 16 that tests share; one that stops or configures a server starts its own."""
+    with local.postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: local.LocalPostgres) -> Iterator[Database]:
+    """An empty database; its slots go with it."""
+    created = create_database(server)
+    yield created
+    drop_database(created)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The Spark session that tests share; each test uses names of its own in the catalog `lake`."""
+    session = local.spark(warehouse=tmp_path_factory.mktemp("lake"))
+    yield session
+    session.stop()
+
+
+def _skipped(config: pytest.Config) -> list[tuple[str, str]]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return []
+    found: list[tuple[str, str]] = []
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        found.append((report.nodeid, reason.removeprefix("Skipped: ")))
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if IN_CI and session.exitstatus == pytest.ExitCode.OK and _skipped(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = _skipped(config)
+    heavy = len([item for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("heavy")])
+    if not skipped and not heavy:
+        return
+    terminalreporter.section("left out on this machine")
+    for test, reason in skipped:
+        terminalreporter.line(f"{test}: {reason}")
+    if heavy:
+        terminalreporter.line(f"{heavy} heavy tests: make heavy")
+    if IN_CI and skipped:
+        terminalreporter.line("CI is set: a test that was left out fails the run.", red=True)

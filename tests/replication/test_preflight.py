@@ -1,0 +1,203 @@
+"""What is asked before anything is created: each no has its remedy, and leaves the database as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pgtide import local
+from pgtide.config import Config, Source
+from pgtide.errors import SourceNotReadyError
+from pgtide.replication.connect import connect
+from pgtide.replication.preflight import SourceFacts, check_source
+from pgtide.replication.publication import ensure_publication
+from tests.database import Database, create_database
+from tests.replication.roles import role
+
+
+def config(dsn: str, **source: Any) -> Config:
+    return Config(source=Source(dsn=dsn, **{"connect_timeout_seconds": 5, **source}))
+
+
+def facts(database: Database, *, user: str = "postgres", **source: Any) -> SourceFacts:
+    return check_source(config(database.server.dsn_of(database.name, user=user), **source))
+
+
+def refusal(database: Database, *, user: str = "postgres", **source: Any) -> SourceNotReadyError:
+    with unchanged(database), pytest.raises(SourceNotReadyError) as caught:
+        facts(database, user=user, **source)
+    assert caught.value.exit_code == 2
+    assert caught.value.remedy
+    return caught.value
+
+
+@contextmanager
+def unchanged(database: Database) -> Iterator[None]:
+    """Publications and slots are the same before and after."""
+    query = """SELECT 'publication', pubname::text, xmin::text FROM pg_publication
+               UNION ALL SELECT 'table', prrelid::text, xmin::text FROM pg_publication_rel
+               UNION ALL SELECT 'slot', slot_name::text, restart_lsn::text FROM pg_replication_slots
+                         WHERE database = current_database() ORDER BY 1, 2"""
+    before = database.rows(query)
+    yield
+    assert database.rows(query) == before
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, total numeric(10, 2))",
+        "CREATE TABLE customers (id int PRIMARY KEY)",
+        "CREATE TABLE notes (x text)",
+        "CREATE VIEW best AS SELECT * FROM customers",
+        "CREATE UNLOGGED TABLE cache (id int PRIMARY KEY)",
+    )
+    return database
+
+
+def test_a_ready_source_is_described_and_left_as_it_is(shop: Database) -> None:
+    with unchanged(shop):
+        found = facts(shop)
+    assert (found.database, found.role, found.timeline) == (shop.name, "postgres", 1)
+    assert found.server_version // 10000 == 16
+    assert found.system_identifier.isdigit()
+    assert [table.name for table in found.tables] == ["customers", "notes", "orders"]
+    assert [table.name for table in found.tables_without_key] == ["notes"]
+
+
+def test_a_role_with_replication_and_select_is_enough_for_an_existing_publication(shop: Database) -> None:
+    shop.execute("CREATE PUBLICATION mine FOR TABLE orders, customers")
+    with role(shop, "REPLICATION") as name:
+        shop.execute(f"GRANT SELECT ON orders, customers TO {name}")
+        found = facts(
+            shop, user=name, publication="mine", publication_mode="existing", tables=("public.*s", "!public.notes")
+        )
+    assert [table.name for table in found.tables] == ["customers", "orders"]
+
+
+def test_a_publication_that_is_complete_needs_no_rights_to_make_one(shop: Database) -> None:
+    with connect(shop.dsn, timeout_s=10) as connection:
+        ensure_publication(connection, Source(dsn=""), facts(shop).tables)
+    with role(shop, "REPLICATION") as name:
+        shop.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+        assert len(facts(shop, user=name).tables) == 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what", "remedy"),
+    [
+        ("public.oders", "'public.oders' matches no table", "public.orders"),
+        ("shop.orders", "'shop.orders' matches no table", "public.orders"),
+        ("public.best", "public.best is a view", "permanent"),
+        ("public.cache", "public.cache is an unlogged", "permanent"),
+        ("zzz.qqq*", "'zzz.qqq*' matches no table", "There are: public.customers"),
+    ],
+)
+def test_a_pattern_without_a_table_is_named_with_what_may_be_meant(
+    shop: Database, pattern: str, what: str, remedy: str
+) -> None:
+    error = refusal(shop, tables=("public.customers", pattern))
+    assert what in error.what
+    assert "pgtide.toml: source.tables" in error.what
+    assert remedy in error.remedy
+
+
+def test_a_database_without_tables_says_so(database: Database) -> None:
+    assert "no tables at all" in refusal(database).remedy
+
+
+def test_excluding_everything_is_refused(shop: Database) -> None:
+    assert "leaves no table" in refusal(shop, tables=("public.orders", "!public.*")).what
+
+
+def test_a_partition_may_be_named_by_itself(shop: Database) -> None:
+    shop.execute(
+        "CREATE TABLE events (id int PRIMARY KEY) PARTITION BY LIST (id)",
+        "CREATE TABLE events_1 PARTITION OF events DEFAULT",
+    )
+    assert [table.name for table in facts(shop, tables=("public.events_1",)).tables] == ["events_1"]
+
+
+def test_without_replication_privilege_the_statement_to_run_is_told(shop: Database) -> None:
+    with role(shop) as name:
+        error = refusal(shop, user=name)
+        assert "REPLICATION" in error.what
+        shop.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+        shop.execute(error.remedy.partition(": ")[2].partition(";")[0])
+        assert "REPLICATION" not in refusal(shop, user=name).what
+
+
+def test_without_select_the_grants_are_told_and_suffice(shop: Database) -> None:
+    shop.execute("CREATE SCHEMA hidden", "CREATE TABLE hidden.t (id int PRIMARY KEY)")
+    with role(shop, "REPLICATION") as name:
+        shop.execute(f"GRANT SELECT ON customers TO {name}")
+        error = refusal(shop, user=name, tables=("public.customers", "public.orders", "hidden.t"))
+        assert '"public"."orders"' in error.what
+        assert '"hidden"."t"' in error.what
+        assert "customers" not in error.what
+        shop.execute(*filter(str.strip, error.remedy.split(";")))
+        assert "may not read" not in refusal(shop, user=name, tables=("public.orders", "hidden.t")).what
+
+
+def test_row_level_security_that_hides_rows_is_refused(shop: Database) -> None:
+    shop.execute("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    with role(shop, "REPLICATION") as name:
+        shop.execute(f"GRANT SELECT ON orders TO {name}")
+        error = refusal(shop, user=name, tables=("public.orders",))
+    assert "row-level security" in error.what
+    assert "BYPASSRLS" in error.remedy
+
+
+def test_tables_of_others_cannot_be_published_and_both_ways_out_are_told(shop: Database) -> None:
+    with role(shop, "REPLICATION") as name:
+        shop.execute(f"GRANT SELECT ON orders TO {name}", f'GRANT CREATE ON DATABASE "{shop.name}" TO {name}')
+        error = refusal(shop, user=name, tables=("public.orders",))
+        assert 'does not own "public"."orders"' in error.what
+        assert f'GRANT "postgres" TO "{name}"' in error.remedy
+        shop.execute(error.remedy.splitlines()[-1])
+        assert facts(shop, user=name, tables=("public.orders",), publication_mode="existing").tables
+
+
+def test_creating_a_publication_needs_create_on_the_database(shop: Database) -> None:
+    with role(shop, "REPLICATION") as name:
+        shop.execute(f"ALTER TABLE orders OWNER TO {name}")
+        error = refusal(shop, user=name, tables=("public.orders",))
+        assert f"may not create a publication in database {shop.name}" in error.what
+        shop.execute(error.remedy.splitlines()[0])
+        assert facts(shop, user=name, tables=("public.orders",)).tables
+        shop.execute("ALTER TABLE orders OWNER TO postgres")
+
+
+def test_a_publication_of_another_role_is_not_altered(shop: Database) -> None:
+    with connect(shop.dsn, timeout_s=10) as connection:
+        ensure_publication(connection, Source(dsn=""), facts(shop, tables=("public.customers",)).tables)
+    with role(shop, "REPLICATION") as name:
+        shop.execute(f"ALTER TABLE orders OWNER TO {name}")
+        error = refusal(shop, user=name, tables=("public.orders",))
+        assert 'does not own publication "pgtide"' in error.what
+        shop.execute("ALTER TABLE orders OWNER TO postgres")
+
+
+def test_wal_level_must_be_logical() -> None:
+    with local.postgres(wal_level="replica") as server:
+        database = create_database(server)
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        error = refusal(database)
+    assert "wal_level is replica" in error.what
+    assert "ALTER SYSTEM SET wal_level = logical" in error.remedy
+
+
+def test_a_free_slot_and_a_free_wal_sender_are_needed() -> None:
+    with local.postgres(max_replication_slots=1, max_wal_senders=1) as server:
+        database = create_database(server)
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        with connect(database.dsn, replication=True, timeout_s=10):
+            assert "max_wal_senders" in refusal(database).remedy
+        database.execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
+        error = refusal(database)
+        assert "all 1 replication slots of the server are in use (other)" in error.what
+        assert "max_replication_slots" in error.remedy
+        assert facts(database, slot="other").tables

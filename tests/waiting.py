@@ -1,0 +1,23 @@
+"""The one way to wait in a test: for a condition, with a limit, never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_POLL_S = 0.02
+
+
+def wait_for(condition: Callable[[], T], *, limit_s: float = 30.0, what: str = "the condition") -> T:
+    """The first result of `condition` that is true; fails the test when there is none within the limit."""
+    limit = time.monotonic() + limit_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > limit:
+            raise AssertionError(f"waited {limit_s:.0f} s for {what}; last result: {result!r}")
+        time.sleep(_POLL_S)
