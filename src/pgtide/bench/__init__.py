@@ -1,0 +1,21 @@
+"""Benchmarks: pgtide beside its peers, in one run, on one machine.  Ratios count; figures are for orientation.
+
+    capture           Postgres → durable log, against pg_recvlogical
+    latency           commit → durable in the log
+    big-transaction   one transaction of millions of rows: memory and time to commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pgtide.bench.result import Result
+
+
+def benchmarks() -> dict[str, Callable[[bool], Result]]:
+    """By name; the argument asks for a size that only shows that it runs."""
+    from pgtide.bench.big_transaction import big_transaction
+    from pgtide.bench.capture import capture
+    from pgtide.bench.latency import latency
+
+    return {"capture": capture, "latency": latency, "big-transaction": big_transaction}

@@ -1,0 +1,82 @@
+"""The server and the WAL that the benchmarks drain: a table of ten ordinary columns, written in several ways."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from psycopg import sql
+
+from pgtide.local import LocalPostgres, postgres
+from pgtide.lsn import parse_lsn
+
+_TABLE = """
+CREATE TABLE {} (id bigint PRIMARY KEY, customer int, status text, amount numeric(12,2), paid boolean,
+                 created timestamptz, note text, reference uuid, score float8, quantity smallint)
+"""
+_IN_TRANSACTIONS = """
+CREATE PROCEDURE write_rows(relation regclass, first bigint, last bigint, step bigint) LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE first <= last LOOP
+        EXECUTE format('INSERT INTO %s SELECT i, i %% 1000, ''status '' || i %% 7, (i %% 10000) / 100.0, i %% 2 = 0, now(),
+            ''note number '' || i, gen_random_uuid(), i * 1.5, i %% 100 FROM generate_series($1, $2) i', relation)
+            USING first, least(first + step - 1, last);
+        COMMIT;
+        first := first + step;
+    END LOOP;
+END $$
+"""
+
+
+class Workload:
+    def __init__(self, server: LocalPostgres, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+        self._connection = server.connect()
+        self._connection.execute("SET synchronous_commit = off")
+        self._connection.execute(_IN_TRANSACTIONS)
+
+    def create_tables(self, *names: str) -> None:
+        for name in names:
+            self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(name)))
+            self._connection.execute(sql.SQL(_TABLE).format(sql.Identifier(name)))
+
+    def insert(self, table: str, rows: int, per_transaction: int, first: int = 1) -> None:
+        self._connection.execute("CALL write_rows(%s, %s, %s, %s)", [table, first, first + rows - 1, per_transaction])
+
+    def execute(self, statement: str) -> None:
+        self._connection.execute(statement.encode())
+
+    def configuration(self, name: str, **capture: int) -> Path:
+        """A configuration file of its own for the slot `name`."""
+        folder = self.folder / name
+        folder.mkdir()
+        file = folder / "pgtide.toml"
+        settings = "".join(f"{key} = {value}\n" for key, value in capture.items())
+        file.write_text(
+            f'[source]\ndsn = "{self.server.dsn}"\nslot = "{name}"\n[snapshot]\ninitial = "none"\n[capture]\n{settings}'
+        )
+        return file
+
+    def create_slot(self, name: str) -> None:
+        self._connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+
+    def drop_slots(self) -> None:
+        self._connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
+
+    def wal_end_lsn(self) -> int:
+        self._connection.execute("CHECKPOINT")
+        row = self._connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+
+
+@contextmanager
+def workload(**settings: str) -> Iterator[Workload]:
+    with (
+        postgres(**{"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h", **settings}) as server,
+        tempfile.TemporaryDirectory(prefix="pgtide-bench-") as folder,
+    ):
+        yield Workload(server, Path(folder))
