@@ -32,8 +32,9 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     "cli": EVERYTHING,
     "console": EVERYTHING,
     "demo": EVERYTHING,
+    "bench": EVERYTHING,
 }
-FOR_PEOPLE = {"cli", "console", "demo"}
+FOR_PEOPLE = {"cli", "console", "demo", "bench"}
 
 
 def modules() -> list[str]:

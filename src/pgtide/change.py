@@ -94,7 +94,8 @@ class Committed:
 
     @property
     def nbytes(self) -> int:
-        return self.transactions.nbytes + sum(table.rows.nbytes for table in self.tables)
+        size: int = self.transactions.nbytes + sum(table.rows.nbytes for table in self.tables)
+        return size
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 
 from pgtide.change import Op
 from pgtide.errors import LogError, SlotError
+from pgtide.log.control import offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
 from pgtide.lsn import parse_lsn
 from tests.capture.running import (
     capturing,
@@ -196,3 +197,27 @@ def test_a_second_capture_of_the_same_slot_is_told_who_holds_it(database: Databa
         capturing(config),
     ):
         raise AssertionError("the second capture streams")
+
+
+def test_a_snapshot_that_is_asked_for_is_offered_and_let_go(database: Database, tmp_path: Path) -> None:
+    database.execute(TABLE, "INSERT INTO t (id) VALUES (1)")
+    config = configuration(database, tmp_path, initial="bulk")
+    with capturing(config):
+        first = offered_snapshot(config.log_path)
+        assert first is not None
+        database.execute("INSERT INTO t (id) VALUES (2)")
+        request_snapshot(config.log_path, ("public.t",))
+        wait_for(lambda: requested_snapshot(config.log_path) is None, what="the request to be served")
+        second = offered_snapshot(config.log_path)
+        assert second is not None
+        assert second.lsn > first.lsn
+        with database.connect(autocommit=False) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{second.name}'".encode())
+            database.execute("INSERT INTO t (id) VALUES (3)")
+            assert connection.execute("SELECT array_agg(id ORDER BY id) FROM t").fetchall() == [([1, 2],)]
+        withdraw_snapshot(config.log_path)
+        holders = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
+        )
+        wait_for(lambda: database.rows(f"{holders} AND pid <> pg_backend_pid()") == [(0,)], what="the snapshot to go")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def test_written_transactions_are_read_in_order_with_consecutive_offsets(path: P
     end = LogReader(path).end()
     assert (end.end_offset, end.durable_lsn, end.last_commit_lsn) == (5, 400, 392)
     assert LogReader(path).touched(0, 5) == {ORDERS.relation_oid: (0, 4), ITEMS.relation_oid: (1, 3)}
+
+
+def test_a_table_is_planned_in_the_order_of_its_offsets_when_its_layout_changes_back_and_forth(path: Path) -> None:
+    other = replace(ORDERS, replica_identity="f")
+    writer = LogWriter(path)
+    writer.write([transaction(200 + n, [(other if n % 2 else ORDERS, n, "a"), (ITEMS, n, "b")]) for n in range(6)])
+    reader = LogReader(path)
+    found = [reader.read(piece) for piece in reader.plan(0, 12, ORDERS.relation_oid)]
+    assert [offset for rows in found for offset in rows.rows["_offset"].to_pylist()] == [0, 2, 4, 6, 8, 10]
+    assert [rows.shape.replica_identity for rows in found] == ["d", "f"] * 3
+    assert len(reader.plan(0, 12, ITEMS.relation_oid)) == 1
 
 
 def test_a_range_yields_the_same_rows_however_it_is_cut(path: Path) -> None:

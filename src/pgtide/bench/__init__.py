@@ -1,8 +1,8 @@
 """Benchmarks: pgtide beside its peers, in one run, on one machine.  Ratios count; figures are for orientation.
 
-    capture           Postgres → durable log, against pg_recvlogical
-    latency           commit → durable in the log
-    big-transaction   one transaction of millions of rows: memory and time to commit
+capture           Postgres → durable log, against pg_recvlogical
+latency           commit → durable in the log
+big-transaction   one transaction of millions of rows: memory and time to commit
 """
 
 from __future__ import annotations

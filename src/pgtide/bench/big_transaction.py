@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-
 from pgtide.bench.drain import begin
 from pgtide.bench.result import Result
 from pgtide.bench.workload import Workload, workload
@@ -35,7 +34,8 @@ def _measure(work: Workload, rows: int, rolled_back: float, suffix: str, result:
     file = work.configuration(f"big{suffix}")
     begin(file)
     config = load_config(file)
-    child = subprocess.Popen([sys.executable, "-m", "pgtide", "capture", "--config", str(file)], stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "pgtide", "capture", "--config", str(file)]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         expected = 0
         with work.server.connect(autocommit=False) as connection:
@@ -56,7 +56,8 @@ def _measure(work: Workload, rows: int, rolled_back: float, suffix: str, result:
             time.sleep(0.01)
         seconds = time.monotonic() - committed
         peak_rss_mb = _peak_rss_mb(child.pid)
-        found = sum(reader.read(piece).rows.num_rows for piece in reader.plan(reader.first_offset(), reader.end().end_offset))
+        pieces = reader.plan(reader.first_offset(), reader.end().end_offset)
+        found = sum(reader.read(piece).rows.num_rows for piece in pieces)
     finally:
         child.terminate()
         child.wait()
@@ -71,7 +72,8 @@ def _measure(work: Workload, rows: int, rolled_back: float, suffix: str, result:
 
 def _insert(first: int, count: int) -> bytes:
     return f"""INSERT INTO orders SELECT i, i % 1000, 'status ' || i % 7, (i % 10000) / 100.0, i % 2 = 0, now(),
-        'note number ' || i, gen_random_uuid(), i * 1.5, i % 100 FROM generate_series({first}, {first + count - 1}) i""".encode()
+        'note number ' || i, gen_random_uuid(), i * 1.5, i % 100
+        FROM generate_series({first}, {first + count - 1}) i""".encode()
 
 
 def _peak_rss_mb(pid: int) -> float:
@@ -80,5 +82,3 @@ def _peak_rss_mb(pid: int) -> float:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
     return 0.0
-
-

@@ -115,5 +115,3 @@ def _pg_recvlogical(work: Workload, slot: str, lsn: int, options: dict[str, str]
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-

@@ -19,7 +19,7 @@ _POLL_S = 0.0005
 def latency(small: bool) -> Result:
     result = Result("latency")
     seconds = 2 if small else 20
-    with workload(fsync="on") as work:
+    with workload(fsync=True) as work:
         work.create_tables("orders")
         file = work.configuration("latency")
         config = load_config(file)

@@ -21,7 +21,10 @@ class Result:
     figures: dict[str, float] = field(default_factory=dict)
     spread: dict[str, list[float]] = field(default_factory=dict)  # every repetition, in order
     not_run: dict[str, str] = field(default_factory=dict)  # peers that could not be run, and why
-    environment: dict[str, Any] = field(default_factory=lambda: environment())
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.environment |= environment()
 
     def add_ratio(self, name: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
         """Pairs of one repetition are compared, so that a slow phase of the machine meets both."""

@@ -20,8 +20,8 @@ _IN_TRANSACTIONS = """
 CREATE PROCEDURE write_rows(relation regclass, first bigint, last bigint, step bigint) LANGUAGE plpgsql AS $$
 BEGIN
     WHILE first <= last LOOP
-        EXECUTE format('INSERT INTO %s SELECT i, i %% 1000, ''status '' || i %% 7, (i %% 10000) / 100.0, i %% 2 = 0, now(),
-            ''note number '' || i, gen_random_uuid(), i * 1.5, i %% 100 FROM generate_series($1, $2) i', relation)
+        EXECUTE format('INSERT INTO %s SELECT i, i %% 1000, ''status '' || i %% 7, (i %% 10000) / 100.0, i %% 2 = 0,
+            now(), ''note number '' || i, gen_random_uuid(), i * 1.5, i %% 100 FROM generate_series($1, $2) i', relation)
             USING first, least(first + step - 1, last);
         COMMIT;
         first := first + step;
@@ -64,7 +64,9 @@ class Workload:
         self._connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
 
     def drop_slots(self) -> None:
-        self._connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
+        self._connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
+        )
 
     def wal_end_lsn(self) -> int:
         self._connection.execute("CHECKPOINT")
@@ -74,9 +76,9 @@ class Workload:
 
 
 @contextmanager
-def workload(**settings: str) -> Iterator[Workload]:
+def workload(*, fsync: bool = False) -> Iterator[Workload]:
     with (
-        postgres(**{"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h", **settings}) as server,
+        postgres(max_wal_size="16GB", shared_buffers="256MB", checkpoint_timeout="1h", fsync=fsync) as server,
         tempfile.TemporaryDirectory(prefix="pgtide-bench-") as folder,
     ):
         yield Workload(server, Path(folder))

@@ -1,7 +1,9 @@
 """The capture: the process that owns the slot and appends to the log.
 
-assemble   decoded messages → whole transactions, in commit order
-appender   the thread that makes them durable, whatever the disk does
-start      first start, restart and what must hold before streaming
-pipeline   socket → decoder → transactions → log, and the acknowledgement back
+    start      first start, restart and what must hold before streaming
+    pipeline   socket → decoder → transactions → log, and the acknowledgement back
+    whole      transactions that come whole, a column at a time
+    assemble   decoded messages → committed transactions, in commit order
+    appender   the thread that makes them durable, whatever the disk does
+    keeper     keeps the database snapshot of a load alive
 """

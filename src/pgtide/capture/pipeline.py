@@ -15,16 +15,15 @@ from dataclasses import dataclass
 
 from pgtide.capture.appender import Appender, Reset, Work
 from pgtide.capture.assemble import Assembler
-from pgtide.capture.start import Sides, check_can_go_on, new_snapshot, open_log, open_sides
+from pgtide.capture.keeper import SnapshotKeeper
+from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
 from pgtide.capture.whole import HELD_BYTES
 from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
 from pgtide.errors import TransientError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request
 from pgtide.metrics import counter, gauge
 from pgtide.replication.preflight import SourceFacts, check_source
-from pgtide.replication.slot import KeptSnapshot
 from pgtide.replication.stream import ReplicationStream
 from pgtide.transactions.buffer import TransactionBuffer
 from pgtide.transactions.spool import Spool
@@ -58,7 +57,7 @@ class Capture:
     def __init__(self, config: Config, on_state: Callable[[CaptureState], None] = lambda state: None) -> None:
         self._config = config
         self._on_state = on_state
-        self._kept: KeptSnapshot | None = None
+        self._keeper = SnapshotKeeper(config)
         self._stream: ReplicationStream | None = None
         self._appender: Appender | None = None
         self._next_control = 0.0
@@ -71,9 +70,14 @@ class Capture:
             self._run(facts, stop)
         finally:
             self.streaming.clear()
-            self._let_snapshot_go()
+            self._keeper.close()
             if self._appender is not None:
                 self._appender.close(_CLOSE_LIMIT_S)
+
+    @property
+    def durable_lsn(self) -> int:
+        """How far the log is durable; 0 before it was opened."""
+        return self._appender.durable_lsn if self._appender is not None else 0
 
     def wake(self) -> None:
         """Makes a run whose `stop` was set look at it now."""
@@ -133,7 +137,7 @@ class Capture:
             self._appender = None
         writer, kept = open_log(self._config, facts, sides)
         if kept is not None:
-            self._kept = kept
+            self._keeper.keep(kept)
         self._appender = Appender(writer, self._on_durable)
 
     def _buffer(self) -> TransactionBuffer:
@@ -171,7 +175,7 @@ class Capture:
                 _durable.set(durable_lsn)
             if now >= self._next_control:
                 self._next_control = now + _CONTROL_INTERVAL_S
-                self._serve_snapshots(appender)
+                self._keeper.serve()
         if appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 
@@ -186,22 +190,6 @@ class Capture:
                     self._on_state(CaptureState("waiting", appender.trouble))
                 if stream is not None:
                     stream.send_status(appender.durable_lsn)
-
-    def _serve_snapshots(self, appender: Appender) -> None:
-        """Lets a snapshot go that nobody needs any more, and makes the one that a load asks for."""
-        path = self._config.log_path
-        if self._kept is not None and offered_snapshot(path) is None:
-            self._let_snapshot_go()
-        wanted = requested_snapshot(path)
-        if wanted is not None:
-            self._let_snapshot_go()
-            self._kept = new_snapshot(self._config, wanted)
-            withdraw_request(path)
-
-    def _let_snapshot_go(self) -> None:
-        if self._kept is not None:
-            self._kept.release()
-            self._kept = None
 
 
 def stream_options(server_version: int, publications: tuple[str, ...]) -> dict[str, str]:

@@ -99,13 +99,11 @@ def check_can_go_on(config: Config, facts: SourceFacts, sides: Sides, durable_ls
         stop.wait(_RETRY_S)
 
 
-def new_snapshot(config: Config, tables: tuple[str, ...]) -> KeptSnapshot:
+def new_snapshot(config: Config, replication: Connection, tables: tuple[str, ...]) -> KeptSnapshot:
     """Another exact pair of snapshot and LSN, from a temporary slot, offered to the load."""
-    timeout_s = config.source.connect_timeout_seconds
-    with connect(config.source.dsn, replication=True, timeout_s=timeout_s) as replication:
-        with postgres_errors("making a snapshot"):
-            created = create_slot(replication, f"pgtide_tmp_{replication.info.backend_pid}", temporary=True)
-        return _keep(config, created, tables)
+    with postgres_errors("making a snapshot"):
+        created = create_slot(replication, f"pgtide_tmp_{replication.info.backend_pid}", temporary=True)
+    return _keep(config, created, tables)
 
 
 def _begin_log(config: Config, facts: SourceFacts, sides: Sides) -> KeptSnapshot | None:

@@ -111,7 +111,7 @@ class Log(Section):
 
 class Capture(Section):
     transaction_memory_bytes: int = Field(
-        256 << 20, ge=1 << 16, description="Open transactions are kept in memory up to this; larger ones go to the spool."
+        256 << 20, ge=1 << 16, description="Open transactions stay in memory up to this; beyond, they go to the spool."
     )
     spool_path: str = Field("", description='Folder of the spool; "": in the log\'s folder.')
     spool_max_bytes: int = Field(0, ge=0, description="What the spool may take on disk; 0: no limit.")
@@ -166,7 +166,7 @@ class Spark(Section):
 class Config(Section):
     source: Source = Field(description="Where changes come from.")
     log: Log = Field(Log(), description="The change log, between Postgres and Spark.")
-    capture: Capture = Field(Capture(), description="Between the server and the log.")  # type: ignore[call-arg]
+    capture: Capture = Field(Capture(), description="Between the server and the log.")
     mirror: Mirror = Field(Mirror(), description="The tables in the lake.")
     snapshot: Snapshot = Field(Snapshot(), description="Rows that were there before.")
     spark: Spark = Field(Spark(), description="The Spark session of run and mirror.")

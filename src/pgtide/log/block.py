@@ -136,20 +136,12 @@ def encode_block(pieces: Sequence[Committed], next_offset: int, continued: OpenT
     """One block of everything in `pieces`, in order: whole transactions, or one that goes on in the next block."""
     transactions, index = assign_offsets(pieces, next_offset, continued)
     first_offsets = transactions["first_offset"].to_numpy()
-    groups: dict[tuple[str, pa.Schema], tuple[TableShape, list[pa.RecordBatch]]] = {}
-    base = 0
-    for piece in pieces:
-        for table in piece.tables:
-            if table.rows.num_rows:
-                rows = _with_transaction_index(table.rows, index[base:])
-                key = (table.shape.fingerprint, rows.schema)
-                groups.setdefault(key, (table.shape, []))[1].append(rows)
-        base += piece.transactions.num_rows
     entries, streams, position = [], [], 0
-    for shape, batches in groups.values():
+    for shape, batches in _runs(pieces, index):
         rows = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
         stream = _ipc_stream(rows)
         offsets = first_offsets[rows["_txn"].to_numpy()] + rows["_place"].to_numpy()
+        assert (offsets[1:] > offsets[:-1]).all(), "rows out of order"
         checksum = xxhash.xxh3_64_intdigest(stream)
         entries.append((shape, position, len(stream), checksum, rows.num_rows, int(offsets[0]), int(offsets[-1])))
         streams.append(stream)
@@ -165,6 +157,29 @@ def encode_large_block(large: LargeTransaction, files: Sequence[tuple[str, int]]
         transactions = transactions.set_column(TRANSACTIONS.get_field_index(name), TRANSACTIONS.field(name), column)
     reference = LargeReference(tuple(files), large.gone)
     return _assemble(transactions, [], [], next_offset, reference)
+
+
+def _runs(pieces: Sequence[Committed], index: npt.NDArray[np.int64]) -> list[tuple[TableShape, list[pa.RecordBatch]]]:
+    """Each table's batches, together while their layout is the same.
+
+    A table whose layout changes (a new shape, an old image for the first time) gets another entry from there on, so
+    that a table's entries are in the order of its offsets.
+    """
+    runs: list[tuple[TableShape, list[pa.RecordBatch]]] = []
+    newest: dict[int, int] = {}  # relation → its newest run
+    base = 0
+    for piece in pieces:
+        for table in piece.tables:
+            if not table.rows.num_rows:
+                continue
+            rows = _with_transaction_index(table.rows, index[base:])
+            run = newest.get(table.shape.relation_oid)
+            if run is None or runs[run][0] != table.shape or runs[run][1][0].schema != rows.schema:
+                run = newest[table.shape.relation_oid] = len(runs)
+                runs.append((table.shape, []))
+            runs[run][1].append(rows)
+        base += piece.transactions.num_rows
+    return runs
 
 
 def _with_transaction_index(rows: pa.RecordBatch, index: npt.NDArray[np.int64]) -> pa.RecordBatch:

@@ -198,8 +198,9 @@ def time_text(micros: pa.Array) -> pa.Array:
 
 def uuid_text(values: pa.Array) -> pa.Array:
     """UUIDs as Postgres prints them."""
-    raw = np.frombuffer(values.fill_null(bytes(16)).cast(pa.binary(16)).buffers()[1] or b"", np.uint8)
-    raw = raw[16 * values.offset if values.null_count == 0 else 0 :][: 16 * len(values)].reshape(-1, 16)
+    filled = values.fill_null(bytes(16)) if values.null_count else values
+    data = np.frombuffer(filled.buffers()[1] or b"", np.uint8)
+    raw = data[16 * filled.offset : 16 * (filled.offset + len(filled))].reshape(-1, 16)
     characters = np.full((len(values), 36), ord("-"), np.uint8)
     characters[:, _UUID_DIGITS[0::2]] = _HEX[raw >> 4]
     characters[:, _UUID_DIGITS[1::2]] = _HEX[raw & 15]

@@ -1,0 +1,78 @@
+"""Keeps the database snapshot of a load alive, and makes another one when a load asks for it.
+
+Making one waits until the transactions that are writing now have ended, so it happens in a thread of its own: the
+stream goes on being read and answered meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import psycopg
+
+from pgtide.capture.start import new_snapshot
+from pgtide.config import Config
+from pgtide.errors import PgtideError
+from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request
+from pgtide.replication.connect import Connection, connect
+from pgtide.replication.slot import KeptSnapshot
+
+
+class SnapshotKeeper:
+    """Serves the notes in the log's control folder; `serve` is called now and then by one thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._kept: KeptSnapshot | None = None
+        self._maker: threading.Thread | None = None
+        self._making: Connection | None = None
+        self._closed = False
+        self.trouble: str | None = None  # why the last request could not be met; it is tried again
+
+    def keep(self, kept: KeptSnapshot) -> None:
+        self._release()
+        self._kept = kept
+
+    def serve(self) -> None:
+        """Lets a snapshot go that nobody needs any more, and begins to make the one that a load asks for."""
+        if self._maker is not None and self._maker.is_alive():
+            return
+        path = self._config.log_path
+        if self._kept is not None and offered_snapshot(path) is None:
+            self._release()
+        wanted = requested_snapshot(path)
+        if wanted is not None:
+            self._release()
+            self._maker = threading.Thread(target=self._make, args=[wanted], name="pgtide-snapshot", daemon=True)
+            self._maker.start()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._making is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._making.cancel()
+        if self._maker is not None:
+            self._maker.join(1)
+        self._release()
+
+    def _make(self, tables: tuple[str, ...]) -> None:
+        try:
+            timeout_s = self._config.source.connect_timeout_seconds
+            with connect(self._config.source.dsn, replication=True, timeout_s=timeout_s) as self._making:
+                kept = new_snapshot(self._config, self._making, tables)
+        except PgtideError as error:
+            self.trouble = error.what
+            return
+        finally:
+            self._making = None
+        self.trouble = None
+        self._kept = kept
+        withdraw_request(self._config.log_path)
+        if self._closed:
+            self._release()
+
+    def _release(self) -> None:
+        if self._kept is not None:
+            self._kept.release()
+            self._kept = None

@@ -1,0 +1,254 @@
+"""The commands: what people type, and how they are told what went wrong.
+
+Bodies are elsewhere (`run`, `status`, `pgtide.demo`) and imported when called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from pgtide import __version__
+from pgtide.errors import ConfigurationError, PgtideError
+
+if TYPE_CHECKING:
+    from pgtide.config import Config
+
+DEBUG_VARIABLE = "PGTIDE_DEBUG"
+
+_EXIT_CODES = (
+    "Exit codes: 0 fine · 1 failed · 2 configuration or environment is wrong, nothing was touched · 130 interrupted"
+)
+
+app = typer.Typer(
+    name="pgtide",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_EXIT_CODES,
+)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="Configuration file; pgtide.toml if not given."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value of the file, as in source.slot=other. Repeatable."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for programs instead of text for people.")]
+UntilCaughtUp = Annotated[
+    bool,
+    typer.Option(
+        "--until-caught-up", metavar="", help="End when all that was committed before the start is in the mirror."
+    ),
+]
+
+
+def main() -> NoReturn:
+    """The program `pgtide`."""
+    try:
+        app(prog_name="pgtide")
+    except PgtideError as error:
+        _complain(error.what, error.remedy)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:  # noqa: BLE001 - the last place to say it
+        _complain(f"unexpected {type(error).__name__}: {_first_line(error)}", f"{DEBUG_VARIABLE}=1 shows where.")
+        code = 1
+    sys.exit(code)
+
+
+def _complain(what: str, remedy: str) -> None:
+    from pgtide.replication.connect import redact
+
+    print(redact(f"error: {what}"), file=sys.stderr)
+    if remedy:
+        print(redact(remedy), file=sys.stderr)
+    if os.environ.get(DEBUG_VARIABLE) == "1":
+        print(redact(traceback.format_exc()), file=sys.stderr)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _configuration(file: Path | None, settings: list[str] | None) -> Config:
+    from pgtide.config import load_config
+
+    overrides = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals or "." not in key:
+            # The value is not repeated: it may be a connection string.
+            raise ConfigurationError(
+                f"--set {key}: not of the form section.key=value", remedy="As in source.slot=other."
+            )
+        overrides[key.strip()] = value
+    return load_config(file, overrides)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pgtide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _pgtide(
+    version: Annotated[
+        bool,
+        typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Show the version and end."),
+    ] = False,
+) -> None:
+    """Postgres change data capture for Spark: tables mirrored into a lakehouse, in transaction order.
+
+    To begin: `pgtide demo` shows it at work on this machine; `pgtide init` writes a configuration for your database,
+    `pgtide run` starts it.
+    """
+
+
+@app.command(epilog=_EXIT_CODES)
+def init(
+    config: ConfigFile = None,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write a commented configuration file to start from.
+
+    All keys are in it with their defaults; the one that must be set is source.dsn.
+
+    Example: `pgtide init && $EDITOR pgtide.toml && pgtide run`
+    """
+    from pgtide.config import DEFAULT_FILE, template
+
+    file = config or Path(DEFAULT_FILE)
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(template())
+    except FileExistsError:
+        raise ConfigurationError(f"{file} is there already", remedy="Edit it, or overwrite it with --force.") from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file} cannot be written: {error.strerror}", remedy="Choose another --config."
+        ) from None
+    print(f"Wrote {file}. Set source.dsn in it, then: pgtide run")
+
+
+@app.command(epilog=_EXIT_CODES)
+def run(config: ConfigFile = None, settings: Settings = None, until_caught_up: UntilCaughtUp = False) -> None:
+    """Capture changes, load the tables and keep the mirror up to date, in the foreground.
+
+    It checks server and configuration before it touches anything, creates publication and slot on the first start,
+    loads the rows that are there, and then follows the changes. SIGTERM and Ctrl-C end it cleanly; a second one ends
+    it at once. Started again, it goes on where it was, also after a crash.
+
+    Example: `pgtide run --config shop.toml`
+    """
+    from pgtide.cli.run import run_both
+
+    run_both(_configuration(config, settings), until_caught_up=until_caught_up)
+
+
+@app.command(epilog=_EXIT_CODES)
+def capture(config: ConfigFile = None, settings: Settings = None) -> None:
+    """Only write the changes to the log; for running the mirror elsewhere or later.
+
+    Example: `pgtide capture --config shop.toml`
+    """
+    from pgtide.cli.run import run_capture
+
+    run_capture(_configuration(config, settings))
+
+
+@app.command(epilog=_EXIT_CODES)
+def mirror(config: ConfigFile = None, settings: Settings = None, until_caught_up: UntilCaughtUp = False) -> None:
+    """Only apply the log's changes to the tables in the lake.
+
+    It needs the folder of the log, and the database only for the first load of a table.
+
+    Example: `pgtide mirror --until-caught-up`
+    """
+    from pgtide.cli.run import run_mirror
+
+    run_mirror(_configuration(config, settings), until_caught_up=until_caught_up)
+
+
+@app.command(epilog=_EXIT_CODES)
+def status(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Show how far everything is: server, slot, log, mirror, each table, and how much lies between.
+
+    It only looks, and starts no Spark. Exit code 1 if something needs a person: server unreachable, slot lost, a table
+    parked.
+
+    Example: `pgtide status --json | jq .lag`
+    """
+    from pgtide.cli.status import gather, show
+
+    found = gather(_configuration(config, settings))
+    show(found, as_json=as_json)
+    if found.needs_a_person:
+        raise typer.Exit(1)
+
+
+@app.command(epilog=_EXIT_CODES)
+def demo(
+    as_json: AsJson = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", metavar="", help="Leave it running at the end, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """See it at work: a small shop with live traffic on an embedded Postgres, mirrored, killed and brought back.
+
+    At the end it proves with Spark SQL that the books balance and that every mirror equals its source. It needs no
+    configuration and leaves nothing behind.
+
+    Example: `pgtide demo --json`
+    """
+    import pgtide.demo
+
+    code = pgtide.demo.run(as_json=as_json, keep=keep)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command(epilog=_EXIT_CODES)
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="capture, latency or big-transaction.")],
+    as_json: AsJson = False,
+    small: Annotated[bool, typer.Option("--small", metavar="", help="A size that only shows that it runs.")] = False,
+    results: Annotated[
+        Path | None, typer.Option("--results", metavar="FOLDER", help="Also write FOLDER/NAME.json.")
+    ] = None,
+) -> None:
+    """Measure pgtide beside its peers on an embedded Postgres; minutes, and best on a quiet machine.
+
+    Ratios to a peer that was measured in the same run are what counts; a peer that could not be run is named.
+
+    Example: `pgtide bench capture --json`
+    """
+    from pgtide.bench import benchmarks
+
+    known = benchmarks()
+    if name not in known:
+        raise ConfigurationError(f"there is no benchmark {name!r}", remedy=f"There are: {', '.join(known)}.")
+    result = known[name](small)
+    if results is not None:
+        result.save(results)
+    if as_json:
+        print(result.to_json())
+        return
+    for kind in (result.ratios, result.figures):
+        for key, value in kind.items():
+            print(f"{key:40} {value:>14,.3f}")
+    for peer, reason in result.not_run.items():
+        print(f"{peer:40} not run: {reason}")

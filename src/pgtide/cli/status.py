@@ -1,0 +1,217 @@
+"""`status`: how far server, log and mirror are, from what each of them says about itself.  Starts no Spark.
+
+Every part may be missing (no server, no log yet, no mirror yet); the keys are there all the same, with nulls.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pgtide.config import Config
+from pgtide.errors import LogError, PgtideError
+from pgtide.log.reader import LogReader
+from pgtide.lsn import format_lsn, parse_lsn
+from pgtide.replication.connect import connect, postgres_errors
+from pgtide.replication.slot import slot_state
+
+_CONNECT_LIMIT_S = 5.0
+
+
+@dataclass(slots=True)
+class SourceStatus:
+    wal_end_lsn: str | None = None
+    confirmed_flush_lsn: str | None = None
+    retained_wal_bytes: int | None = None
+    slot_state: str = "unknown"  # active, inactive, missing, lost, unknown
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class LogStatus:
+    durable_lsn: str | None = None
+    last_commit_lsn: str | None = None
+    end_offset: int | None = None
+    segments: int = 0
+    bytes: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Lag:
+    """What lies between server and log, and between log and mirror; null where one of them is not known."""
+
+    log_bytes: int | None = None
+    log_seconds: float | None = None
+    mirror_bytes: int | None = None
+    mirror_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Status:
+    source: SourceStatus
+    log: LogStatus
+    lag: Lag = field(default_factory=Lag)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    readers: dict[str, Any] = field(default_factory=dict)
+    snapshots: dict[str, Any] = field(default_factory=dict)
+    points: dict[str, Any] = field(default_factory=lambda: {"latest_lsn": None})
+
+    @property
+    def needs_a_person(self) -> bool:
+        parked = any(table["state"] == "parked" for table in self.tables.values())
+        return bool(self.source.error or self.log.error or self.source.slot_state == "lost" or parked)
+
+
+def gather(config: Config) -> Status:
+    flush_lag_seconds, source = _source(config)
+    status = Status(source, _log(config.log_path))
+    status.readers = _readers(config.log_path)
+    mirror = status.readers.get("mirror") or {}
+    status.tables = {name: _table(found) for name, found in (mirror.get("tables") or {}).items()}
+    status.points = {"latest_lsn": (mirror.get("point") or {}).get("lsn")}
+    status.snapshots = {
+        name: {"state": "loading"} for name, table in status.tables.items() if table["state"] == "loading"
+    }
+    status.lag = _lag(status, mirror, flush_lag_seconds)
+    return status
+
+
+def _source(config: Config) -> tuple[float | None, SourceStatus]:
+    """How long the server waits for our acknowledgements (null when idle), and the rest."""
+    timeout_s = min(_CONNECT_LIMIT_S, config.source.connect_timeout_seconds)
+    try:
+        with connect(config.source.dsn, timeout_s=timeout_s) as connection, postgres_errors("looking at the slot"):
+            state = slot_state(connection, config.source.slot)
+            row = connection.execute(_SOURCE, {"slot": config.source.slot}).fetchone()
+    except PgtideError as error:
+        return None, SourceStatus(error=error.what)
+    wal_end_lsn, flush_lag_seconds = row if row is not None else (None, None)
+    if state is None:
+        return None, SourceStatus(wal_end_lsn, slot_state="missing")
+    usable = "lost" if state.wal_status == "lost" else "active" if state.active_pid is not None else "inactive"
+    confirmed = format_lsn(state.confirmed_flush_lsn)
+    return flush_lag_seconds, SourceStatus(wal_end_lsn, confirmed, state.retained_wal_bytes, usable)
+
+
+def _log(path: Path) -> LogStatus:
+    if not (path / "log.json").exists():
+        return LogStatus()
+    try:
+        end = LogReader(path).end()
+    except LogError as error:
+        return LogStatus(error=error.what)
+    files = [file for folder in ("segments", "large") for file in (path / folder).glob("*.seg")]
+    sizes = [_size_bytes(file) for file in files]
+    return LogStatus(
+        format_lsn(end.durable_lsn), format_lsn(end.last_commit_lsn), end.end_offset,
+        len(list((path / "segments").glob("*.seg"))), sum(sizes),
+    )  # fmt: skip
+
+
+def _size_bytes(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0  # retention was faster
+
+
+def _readers(path: Path) -> dict[str, Any]:
+    """What each reader of the log says of itself; readers replace their files whole."""
+    found = {}
+    for file in sorted((path / "readers").glob("*.json")):
+        try:
+            found[file.stem] = json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            found[file.stem] = {"error": f"{file.name}: {error}"}
+    return found
+
+
+def _table(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: found.get(key) for key in ("state", "rows_applied", "applied_offset", "error")}
+
+
+def _lag(status: Status, mirror: dict[str, Any], flush_lag_seconds: float | None) -> Lag:
+    lag = Lag()
+    log = status.log
+    if status.source.wal_end_lsn is not None and log.durable_lsn is not None:
+        lag.log_bytes = max(0, parse_lsn(status.source.wal_end_lsn) - parse_lsn(log.durable_lsn))
+        lag.log_seconds = 0.0 if lag.log_bytes == 0 else flush_lag_seconds
+    point = mirror.get("point")
+    if log.end_offset is None or log.last_commit_lsn is None or not point:
+        return lag
+    if point["offset"] >= log.end_offset:
+        lag.mirror_bytes, lag.mirror_seconds = 0, 0.0
+        return lag
+    lag.mirror_bytes = max(0, parse_lsn(log.last_commit_lsn) - parse_lsn(point["lsn"]))
+    if point["commit_timestamp"]:
+        behind = datetime.now(UTC) - datetime.fromisoformat(point["commit_timestamp"])
+        lag.mirror_seconds = round(max(0.0, behind.total_seconds()), 3)
+    return lag
+
+
+def show(status: Status, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(status), indent=2, default=str))
+        return
+    console = Console()
+    console.print(_overview(status))
+    if status.tables:
+        console.print(_tables(status))
+    for error in filter(None, (status.source.error, status.log.error)):
+        console.print(Text(error, "red"))
+
+
+def _overview(status: Status) -> Table:
+    source, log, lag = status.source, status.log, status.lag
+    table = Table("", "at", "", title="pgtide", title_justify="left")
+    slot = f"slot {source.slot_state}"
+    if source.retained_wal_bytes is not None:
+        slot += f", keeps {_bytes(source.retained_wal_bytes)} of WAL"
+    table.add_row("source", source.wal_end_lsn or "–", slot)
+    table.add_row(
+        "log",
+        log.durable_lsn or "–",
+        f"{_behind(lag.log_bytes, lag.log_seconds)}, {log.segments} segments, {_bytes(log.bytes)}",
+    )
+    table.add_row("mirror", status.points["latest_lsn"] or "–", _behind(lag.mirror_bytes, lag.mirror_seconds))
+    return table
+
+
+def _tables(status: Status) -> Table:
+    table = Table("table", "state", "rows applied", "offset", "", title_justify="left")
+    for name, found in sorted(status.tables.items()):
+        colour = {"parked": "red", "loading": "yellow"}.get(str(found["state"]), "green")
+        numbers = ["–" if found[key] is None else f"{found[key]:,}" for key in ("rows_applied", "applied_offset")]
+        table.add_row(Text(name), Text(str(found["state"]), colour), *numbers, Text(found["error"] or ""))
+    return table
+
+
+def _behind(lag_bytes: int | None, seconds: float | None) -> str:
+    if lag_bytes is None:
+        return "not known"
+    if lag_bytes == 0:
+        return "up to date"
+    return f"{_bytes(lag_bytes)} behind" + (f", {seconds:.1f} s" if seconds is not None else "")
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+# Of its own walsender a role sees everything, also without pg_monitor.
+_SOURCE = """
+SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text,
+       (SELECT extract(epoch FROM r.flush_lag)::float8
+        FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = %(slot)s)"""

@@ -1,0 +1,23 @@
+"""Bytes from Postgres → Arrow columns.  Pure: no sockets, no files, no clock."""
+
+from __future__ import annotations
+
+from pgtide.decode.codecs import needs_text
+from pgtide.decode.copy import decode_copy
+from pgtide.decode.decoded import CONTROL, Decoded, ShapedRows
+from pgtide.decode.frames import PAD, Frames
+from pgtide.decode.pgoutput import Decoder
+from pgtide.decode.relation import RelationColumn, RelationMessage
+
+__all__ = [
+    "CONTROL",
+    "PAD",
+    "Decoded",
+    "Decoder",
+    "Frames",
+    "RelationColumn",
+    "RelationMessage",
+    "ShapedRows",
+    "decode_copy",
+    "needs_text",
+]

@@ -1,0 +1,9 @@
+"""Real parts on one machine: a throw-away Postgres, a JDK, the lakehouse jars, a Spark session.
+
+Tests, the demo and the benchmarks use these and nothing else to start Postgres or Spark.
+"""
+
+from pgtide.local.postgres import LocalPostgres, postgres
+from pgtide.local.spark import build_session, spark
+
+__all__ = ["LocalPostgres", "build_session", "postgres", "spark"]

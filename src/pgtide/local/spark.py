@@ -1,0 +1,154 @@
+"""The one place that builds a Spark session: for the mirror, the tests, the demo and the benchmarks.
+
+A session has the Iceberg and Delta jars and extensions, an Iceberg catalog of files at a warehouse folder, UTC, Arrow,
+and nothing that touches the working folder or listens beyond loopback.  Whatever the caller configures wins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgtide.local.jars import lakehouse_jars
+from pgtide.local.java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_EXTENSIONS = (
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "io.delta.sql.DeltaSparkSessionExtension",
+)
+
+
+def spark(
+    *,
+    warehouse: str | Path | None = None,
+    catalog: str = "lake",
+    master: str | None = None,
+    **conf: str,
+) -> SparkSession:
+    """A local session with all defaults; `conf` holds Spark's own settings: `spark(**{"spark.ui.enabled": "true"})`.
+
+    Without a warehouse, the catalog lives in a temporary folder that goes with the process.
+    """
+    return build_session(master=master or local_master(), conf=conf, warehouse=warehouse, catalog=catalog)
+
+
+def local_master() -> str:
+    """All cores, and at least two: a streaming query on one core waits for itself."""
+    return f"local[{max(2, os.cpu_count() or 2)}]"
+
+
+def build_session(
+    *,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    warehouse: str | Path | None = None,
+    catalog: str = "lake",
+    jars: Sequence[Path] | None = None,
+    app_name: str = "pgtide",
+) -> SparkSession:
+    """A session on `master`; `jars` are found or fetched when not given.
+
+    The catalog is defined here only if `conf` does not define it.  A session that is already running in this process is
+    returned as it is, as Spark does.
+    """
+    from pyspark.sql import SparkSession
+
+    own = dict(conf or {})
+    folder = Path(tempfile.mkdtemp(prefix="pgtide-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    brings_jars = "spark.jars" in own or "spark.jars.packages" in own
+    if jars is None:
+        jars = [] if brings_jars else lakehouse_jars()
+    settings = {
+        **_common_settings(folder),
+        **_catalog_settings(catalog, warehouse or folder / "warehouse"),
+        **(_local_settings(folder, master) if master.startswith("local") else {}),
+        **_jar_settings(jars, master),
+    }
+    if f"spark.sql.catalog.{catalog}" in own:
+        settings = {name: value for name, value in settings.items() if not _belongs_to(name, catalog)}
+
+    # The JVM is started by PySpark from the environment, and Spark's workers inherit it.
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for name, value in (settings | own).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _common_settings(folder: Path) -> dict[str, str]:
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.extensions": ",".join(_EXTENSIONS),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+    }
+
+
+def _catalog_settings(catalog: str, warehouse: str | Path) -> dict[str, str]:
+    prefix = f"spark.sql.catalog.{catalog}"
+    location = str(Path(warehouse).absolute()) if "://" not in str(warehouse) else str(warehouse)
+    return {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.type": "hadoop",
+        f"{prefix}.warehouse": location,
+        # A cached table would hide what another process has committed, and the mirror must see that.
+        f"{prefix}.cache-enabled": "false",
+    }
+
+
+def _belongs_to(name: str, catalog: str) -> bool:
+    prefix = f"spark.sql.catalog.{catalog}"
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _local_settings(folder: Path, master: str) -> dict[str, str]:
+    options = (
+        f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
+        f"-Dderby.system.home={folder}",
+        f"-Djava.io.tmpdir={folder}",
+        # Time zones of java.sql types follow the JVM's, not the session's.
+        "-Duser.timezone=UTC",
+    )
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": " ".join(options),
+        "spark.local.dir": str(folder),
+        "spark.sql.shuffle.partitions": str(_cores(master)),
+    }
+
+
+def _cores(master: str) -> int:
+    """Of `local`, `local[4]`, `local[*]` and `local[4,2]` (the second number is how often a task may fail)."""
+    named = master.removeprefix("local").strip("[]").split(",")[0]
+    if named == "*":
+        return os.cpu_count() or 1
+    return int(named) if named.isdigit() else 1
+
+
+def _jar_settings(jars: Sequence[Path], master: str) -> dict[str, str]:
+    if not jars:
+        return {}
+    paths = [str(jar) for jar in jars]
+    # In one process the class path will do; spark.jars would first copy them all, for every session.
+    if master.startswith("local"):
+        return {"spark.driver.extraClassPath": os.pathsep.join(paths)}
+    return {"spark.jars": ",".join(paths)}

@@ -1,0 +1,90 @@
+"""The contract of a sink: how a batch becomes a lake table, exactly once.
+
+A table's commits carry a **mark**: which log it follows, the offset up to which its changes are applied (exclusive),
+and the shape they had.  The mark is in the same commit as the rows, so the two can never disagree, and it is the only
+thing that is trusted: no checkpoint, no file beside the table.
+
+    version = sink.recorded(target)        # the table's head, and the newest mark at or below it
+    …work out what lies between version.mark.offset and `to`…
+    sink.upsert(version, rows, mark)       # compare-and-swap: only if the head is still `version`
+
+Every write names the version it was worked out from and takes effect only if the table is still there; otherwise it
+raises `Conflict`, having changed nothing, and the caller begins again from `recorded`.  So a repeat after a crash finds
+its own mark and has nothing to do, and of two writers one wins and the other sees what the first one did.
+
+A sink knows nothing of Postgres or of the log.  Rows come as DataFrames whose columns are the table's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from pgtide.errors import TransientError
+
+
+class Conflict(TransientError):
+    """The table moved on between reading its mark and writing: begin again from `recorded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a commit says about itself."""
+
+    log_id: str
+    shape: str  # fingerprint of the shape whose columns the table has
+    offset: int | None = None  # applied up to here, exclusive; None while the table is loading
+    changes: int = 0  # how many changes were applied since the table began, for people
+    load: str | None = None  # the database snapshot and LSN that the first load reads under
+    ranges: tuple[str, ...] = ()  # loading: the ranges that this commit finished
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A table at one version, and what its history says up to there."""
+
+    target: str
+    snapshot_id: int | None  # None: nothing was ever written to it
+    has_rows: bool  # may be true for a table whose rows were all deleted, never false for one with rows
+    mark: Mark | None  # None: nobody marked it
+    loaded_ranges: frozenset[str] = frozenset()  # loading: all ranges finished so far
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """At most one row per key: the table's columns, `_delete`, and what is to be taken from the target.
+
+    `kept` are columns that some rows leave as they are: such a row has `_keep.<column>` true, and its value is that
+    of the target row whose key is in the row's `_origin.<key column>` columns (the key the row had before the batch).
+    """
+
+    rows: DataFrame
+    key: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+
+
+class Sink(Protocol):
+    def recorded(self, target: str) -> Version | None:
+        """The table as it is now; None when there is none."""
+
+    def create(self, target: str, columns: StructType, properties: dict[str, str]) -> Version:
+        """Makes an empty table without a mark, unless it exists."""
+
+    def evolve(self, version: Version, columns: StructType, properties: dict[str, str]) -> None:
+        """Brings columns and properties up to date where that loses nothing: adds columns.  Can be repeated."""
+
+    def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
+        """Writes and deletes rows by key."""
+
+    def replace(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
+        """Makes the table consist of these rows alone; of none, when there are none."""
+
+    def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
+        """Adds rows; without rows it only sets the mark."""
+
+
+__all__ = ["Changes", "Conflict", "Mark", "Sink", "Version"]

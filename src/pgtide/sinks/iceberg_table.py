@@ -1,0 +1,168 @@
+"""Iceberg's own Java interface, as far as we need it: the one place where py4j objects are handled.
+
+SQL procedures (`fast_forward`, `CREATE BRANCH`) do the same, but each is a query of 100 ms and more where the call
+takes 10 to 50 ms, and reading a mark through `<table>.snapshots` would be a Spark job of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from py4j.java_collections import MapConverter
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import IllegalArgumentException
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import SparkSession
+
+from pgtide.sinks import Conflict
+
+MAIN = "main"
+
+# What Iceberg throws when the metadata it started from is no longer the table's.  A commit whose outcome is unknown is
+# treated the same: beginning again from the recorded mark is right in either case.
+_CONFLICTS = (
+    "org.apache.iceberg.exceptions.CommitFailedException",
+    "org.apache.iceberg.exceptions.CommitStateUnknownException",
+    "org.apache.iceberg.exceptions.ValidationException",
+)
+
+
+def quoted(*parts: str) -> str:
+    """A multi-part identifier as Spark SQL reads it."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+
+
+class IcebergTable:
+    """A loaded table; `refresh` looks at the catalog again."""
+
+    def __init__(self, spark: SparkSession, identifier: str) -> None:
+        self.identifier = identifier
+        self._spark = spark
+        jvm: Any = spark._jvm
+        # Catalogs are found by the configuration of the thread's active session, and a new thread has none.
+        getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(spark._jsparkSession)
+        self._table: Any = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, identifier)
+        self._jvm = jvm
+
+    def refresh(self) -> None:
+        self._table.refresh()
+
+    def head(self, branch: str = MAIN) -> int | None:
+        snapshot = self._table.snapshot(branch)
+        return None if snapshot is None else int(snapshot.snapshotId())
+
+    def summaries(self, snapshot_id: int | None) -> Iterator[tuple[int, dict[str, str]]]:
+        """This snapshot and its ancestors, newest first, as far as they are kept."""
+        while snapshot_id is not None:
+            snapshot = self._table.snapshot(snapshot_id)
+            if snapshot is None:
+                return
+            yield snapshot_id, dict(snapshot.summary())
+            parent = snapshot.parentId()
+            snapshot_id = None if parent is None else int(parent)
+
+    def properties(self) -> dict[str, str]:
+        return dict(self._table.properties())
+
+    def set_properties(self, properties: dict[str, str]) -> None:
+        update = self._table.updateProperties()
+        for name, value in properties.items():
+            update.set(name, value)
+        _commit(update)
+
+    def branches(self) -> list[str]:
+        return [name for name in dict(self._table.refs()) if name != MAIN]
+
+    def create_branch(self, name: str, snapshot_id: int) -> None:
+        _commit(self._table.manageSnapshots().createBranch(name, snapshot_id))
+
+    def remove_branch(self, name: str) -> None:
+        _commit(self._table.manageSnapshots().removeBranch(name))
+
+    def forward(self, branch: str) -> None:
+        """Moves main to the branch's head and drops the branch, in one commit; refuses when main has moved."""
+        _commit(self._table.manageSnapshots().fastForwardBranch(MAIN, branch).removeBranch(branch))
+
+    def append_nothing(self, branch: str, summary: dict[str, str]) -> None:
+        """An empty commit that carries the summary; makes the branch if it does not exist."""
+        _commit(_with_summary(self._table.newFastAppend().toBranch(branch), summary))
+
+    def delete_everything(self, branch: str, summary: dict[str, str]) -> None:
+        everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+        delete = self._table.newDelete().deleteFromRowFilter(everything)
+        _commit(_with_summary(delete.toBranch(branch), summary))
+
+    def with_summary(self, summary: dict[str, str], write: Callable[[], None]) -> None:
+        """Runs `write` so that the commit it makes carries `summary`.
+
+        The session conf would do the same for one writer, but its key is shared by all threads of the session: in
+        parallel writes most marks landed in other tables' commits.  `CommitMetadata` belongs to the thread.
+        """
+        gateway: Any = self._spark.sparkContext._gateway
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+        call = _Callable(write)
+        properties = MapConverter().convert(summary, gateway._gateway_client)
+        error_class = self._jvm.java.lang.Class.forName("java.lang.RuntimeException")
+        self._jvm.org.apache.iceberg.spark.CommitMetadata.withCommitProperties(properties, call, error_class)
+        if call.error is not None:
+            raise call.error
+
+
+def _with_summary(update: Any, summary: dict[str, str]) -> Any:
+    for name, value in summary.items():
+        update = update.set(name, value)
+    return update
+
+
+def _commit(update: Any) -> None:
+    try:
+        update.commit()
+    except Py4JJavaError as error:
+        if is_conflict(error):
+            raise Conflict(_first_line(error)) from error
+        raise
+    except IllegalArgumentException as error:
+        # "Cannot fast-forward: main is not an ancestor of …", "Ref does not exist" (another driver cleaned up).
+        raise Conflict(str(error).splitlines()[0]) from error
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, says that the table has moved."""
+    return any(name in _java_text(error) for name in _CONFLICTS)
+
+
+def _java_text(error: BaseException) -> str:
+    if isinstance(error, Py4JJavaError):
+        java: Any = error.java_exception
+        lines = []
+        while java is not None:
+            lines.append(str(java.toString()))
+            java = java.getCause()
+        return "\n".join(lines)
+    if isinstance(error, PySparkException):
+        return str(error)
+    return ""
+
+
+def _first_line(error: Py4JJavaError) -> str:
+    java: Any = error.java_exception
+    return str(java.getMessage() or java.toString()).splitlines()[0]
+
+
+class _Callable:
+    """A Python function as java.util.concurrent.Callable; its error is kept, for py4j would flatten it to text."""
+
+    class Java:
+        implements = ["java.util.concurrent.Callable"]  # noqa: RUF012 - py4j reads it from here
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self.error: BaseException | None = None
+
+    def call(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001 - handed on to the caller by `with_summary`
+            self.error = error

@@ -1,0 +1,55 @@
+"""The MERGE statement that applies a batch: pure text, so that it can be read and tested by itself.
+
+Columns kept by some rows (unchanged TOAST) are filled before the MERGE, by a join of the changes with the target on
+the key a row had before the batch; a CASE inside the MERGE could not serve a row whose key changed, because its
+new key matches nothing.  The join is there only when a batch has such rows: it reads those columns of the target.
+"""
+
+from __future__ import annotations
+
+from pgtide.sinks import Changes
+from pgtide.sinks.iceberg_table import quoted
+
+# A column of the source may be called anything, so ours have a prefix with a dot.
+PREFIX = "_pgtide."
+DELETE = PREFIX + "delete"
+LOST_VALUE = "pgtide: an unchanged value is not in the mirror"
+
+
+def keep_name(column: str) -> str:
+    """True where the row keeps the target's value of this column."""
+    return f"{PREFIX}keep.{column}"
+
+
+def origin_name(key_column: str) -> str:
+    """The key under which the row was known before the batch."""
+    return f"{PREFIX}origin.{key_column}"
+
+
+def merge_statement(target: str, source: str, changes: Changes) -> str:
+    columns = [name for name in changes.rows.columns if not name.startswith(PREFIX)]
+    matched = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in changes.key)
+    assigned = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in columns)
+    return (
+        f"MERGE INTO {target} t USING ({_source(target, source, changes, columns)}) s ON {matched} "
+        f"WHEN MATCHED AND s.{quoted(DELETE)} THEN DELETE "
+        f"WHEN MATCHED THEN UPDATE SET {assigned} "
+        f"WHEN NOT MATCHED AND NOT s.{quoted(DELETE)} THEN INSERT ({', '.join(quoted(name) for name in columns)}) "
+        f"VALUES ({', '.join(f's.{quoted(name)}' for name in columns)})"
+    )
+
+
+def _source(target: str, source: str, changes: Changes, columns: list[str]) -> str:
+    if not changes.kept:
+        return f"SELECT * FROM {source}"
+    found = f"o.{quoted(changes.key[0])} IS NOT NULL"
+    origin = " AND ".join(f"o.{quoted(name)} = c.{quoted(origin_name(name))}" for name in changes.key)
+    selected = [f"c.{quoted(DELETE)}"]
+    for name in columns:
+        plain = f"c.{quoted(name)}"
+        if name in changes.kept:
+            # A value that is nowhere must not become a null.
+            kept = f"CASE WHEN {found} THEN o.{quoted(name)} ELSE raise_error('{LOST_VALUE}') END"
+            plain = f"CASE WHEN c.{quoted(keep_name(name))} THEN {kept} ELSE {plain} END AS {quoted(name)}"
+        selected.append(plain)
+    return f"SELECT {', '.join(selected)} FROM {source} c LEFT JOIN {target} o ON {origin}"

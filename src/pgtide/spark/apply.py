@@ -1,0 +1,165 @@
+"""Applying changes to one mirror table: from what it has recorded up to a given offset, exactly once.
+
+Few rows are read and folded here in the driver and handed to Spark as one small Arrow table, which is about twice as
+fast as a job for reading; many are read and folded by executors (`wide_fold`).  Either way at most one row per key
+reaches the sink, whose write is a compare-and-swap: on a conflict everything is worked out again from what the table
+then records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgtide.errors import TableError
+from pgtide.log.reader import LogReader, Slice
+from pgtide.schema import TableShape
+from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
+from pgtide.sinks.iceberg import check_ours
+from pgtide.spark.fold import fold
+from pgtide.spark.folded_rows import folded_schema, lake_rows
+from pgtide.spark.rows import DEFAULT_POLICY
+from pgtide.spark.targets import Layout, layout_for
+from pgtide.spark.wide_fold import WideFold
+
+DRIVER_ROWS = 50_000
+DRIVER_BYTES = 16 << 20
+_CONFLICTS_MAX = 10
+
+
+@dataclass
+class MirrorTable:
+    """What the driver knows of one table.  `version` is a cache that the compare-and-swap checks."""
+
+    shape: TableShape
+    target: str
+    version: Version | None = None
+    clean_to: int = 0  # every change below this offset is in the table
+    error: str = ""  # not empty: parked
+    failures: int = 0
+    retry_at_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.shape.qualified_name
+
+    @property
+    def mark(self) -> Mark | None:
+        return self.version.mark if self.version else None
+
+
+class Applier:
+    """Used by several threads at once, each with a table of its own."""
+
+    def __init__(self, spark: SparkSession, sink: Sink, log_path: Path) -> None:
+        self._spark = spark
+        self._sink = sink
+        self._path = log_path
+        self._threads = threading.local()
+        self.log_id = LogReader(log_path).identity.log_id
+
+    def apply(self, table: MirrorTable, to: int) -> None:
+        """Brings the table to `to`; does nothing if it is there."""
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                self._apply_once(table, to)
+                return
+            except Conflict as conflict:
+                table.version, last = None, conflict
+        raise TableError(
+            f"{table.target}: others keep changing it while it is written ({last.what}).",
+            remedy="Let only one mirror, and no other writer, work on it.",
+        )
+
+    def refresh(self, table: MirrorTable) -> Version:
+        """Reads what the table itself records; refuses one that is not ours."""
+        version = self._sink.recorded(table.target)
+        if version is None:
+            layout = layout_for(table.shape, None)
+            version = self._sink.create(table.target, layout.columns, layout.properties)
+        check_ours(version, self.log_id)
+        if version.mark is not None and version.mark.load is not None and version.mark.offset is None:
+            raise TableError(f"{table.target} is not loaded yet.", remedy="Let pgtide run finish its load.")
+        if version.mark is None:
+            # Nobody loaded it: it begins empty where the log begins.
+            begin = Mark(self.log_id, table.shape.fingerprint, offset=self.reader().first_offset())
+            version = self._sink.append(version, None, begin)
+        assert version.mark is not None
+        assert version.mark.offset is not None
+        table.version, table.clean_to = version, version.mark.offset
+        return version
+
+    def reader(self) -> LogReader:
+        """One per thread: a reader remembers what it walked, and is not made for two threads."""
+        if not hasattr(self._threads, "reader"):
+            self._threads.reader = LogReader(self._path)
+        reader: LogReader = self._threads.reader
+        return reader
+
+    def _apply_once(self, table: MirrorTable, to: int) -> None:
+        version = table.version or self.refresh(table)
+        if table.clean_to >= to:
+            return
+        slices = self.reader().plan(table.clean_to, to, table.shape.relation_oid)
+        if slices:
+            table.shape = self.reader().shape(slices[-1].relation_oid, slices[-1].entry.fingerprint)
+            table.version = self._write(table, version, slices, to)
+        table.clean_to = to
+
+    def _write(self, table: MirrorTable, version: Version, slices: list[Slice], to: int) -> Version:
+        recorded = version.mark
+        assert recorded is not None
+        layout = layout_for(table.shape, version)
+        if recorded.shape != table.shape.fingerprint:
+            self._sink.evolve(version, layout.columns, layout.properties)
+            version = replace(version, properties=version.properties | layout.properties)
+        rows, length_bytes = sum(piece.entry.rows for piece in slices), sum(piece.nbytes for piece in slices)
+        small = rows <= DRIVER_ROWS and length_bytes <= DRIVER_BYTES
+        batch = self._fold_here(table.shape, layout, slices) if small else self._fold_wide(table.shape, layout, slices)
+        mark = Mark(self.log_id, table.shape.fingerprint, to, recorded.changes + batch.changes)
+        if batch.changes == 0:
+            return version
+        if batch.truncated:
+            return self._sink.replace(version, batch.rows, mark)
+        if not table.shape.key_columns:
+            return self._sink.append(version, batch.rows, mark)
+        assert batch.rows is not None
+        key = tuple(column.name for column in table.shape.key_columns)
+        return self._sink.upsert(version, Changes(batch.rows, key, batch.kept), mark)
+
+    def _fold_here(self, shape: TableShape, layout: Layout, slices: list[Slice]) -> Batch:
+        pieces = [self.reader().read(piece) for piece in slices]
+        pieces = [piece for piece in pieces if piece.rows.num_rows]
+        if not pieces:
+            return Batch(None, 0)
+        folded = fold(shape, ((piece.shape, piece.rows) for piece in pieces))
+        bare = folded.truncated or not shape.key_columns
+        kept = () if bare else tuple(folded.kept)
+        schema = folded_schema(shape, layout.columns, kept, bare=bare)
+        rows = lake_rows(folded, schema, DEFAULT_POLICY)
+        frame = self._spark.createDataFrame(rows, schema) if rows.num_rows or not bare else None
+        return Batch(frame, folded.changes, folded.truncated, kept_names(shape, kept))
+
+    def _fold_wide(self, shape: TableShape, layout: Layout, slices: list[Slice]) -> Batch:
+        wide = WideFold(self._spark, self._path, shape, layout.columns, slices)
+        survey = wide.survey()
+        kept = wide.kept(survey)
+        return Batch(wide.rows(survey), survey.changes, survey.truncated_at is not None, kept_names(shape, kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    rows: DataFrame | None  # None: no row stays
+    changes: int
+    truncated: bool = False
+    kept: tuple[str, ...] = ()
+
+
+def kept_names(shape: TableShape, kept: Iterable[str]) -> tuple[str, ...]:
+    """The names of columns given by storage name."""
+    names = {column.storage_name: column.name for column in shape.columns}
+    return tuple(names[storage_name] for storage_name in kept)

@@ -1,0 +1,241 @@
+"""The first load: Spark reads the tables as of the snapshot that the capture offers, range by range.
+
+The capture keeps a database snapshot S that agrees exactly with a place L in the stream.  Tables are read in ctid
+ranges under S; each commit to the lake names the ranges it finished and the pair (S, L) they were read under, so a load
+that was killed goes on with what is missing.  The closing commit sets the offset from which changes are applied: the
+first transaction that ended after L.  Until then the table is *loading* and no point covers it.
+
+If S is gone, or the table was rewritten under it, the table is emptied and loaded again under a new pair.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from pgtide.config import Config
+from pgtide.errors import LogError, TableError
+from pgtide.failpoints import declare, reach
+from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
+from pgtide.lsn import format_lsn
+from pgtide.replication.connect import Connection, connect, postgres_errors
+from pgtide.sinks import Conflict, Mark, Sink, Version
+from pgtide.sinks.iceberg import check_ours
+from pgtide.spark.apply import Applier, MirrorTable
+from pgtide.spark.copy_range import CtidRange, Rewritten, SnapshotGone, SourceReference, read_range, reading
+from pgtide.spark.rows import arrow_schema
+from pgtide.spark.targets import layout_for
+
+_RANGE_BYTES = 128 << 20
+_DRIVER_BYTES = 16 << 20
+_ROUNDS_MAX = 5
+_CONFLICTS_MAX = 10
+_POLL_S = 0.05
+
+TABLE_BEGUN = declare("load.table.begun", "a table is marked as loading, it has no rows yet")
+RANGE_APPENDED = declare("load.range.appended", "some ranges of a table are loaded, others are not")
+TABLE_CLOSED = declare("load.table.closed", "a table is loaded and its offset set")
+LOADED = declare("load.finished", "all tables are loaded, the snapshot is still kept")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The snapshot and the place in the stream that agree, and how a commit names them."""
+
+    offer: SnapshotOffer
+
+    @property
+    def load(self) -> str:
+        return f"{self.offer.name}@{format_lsn(self.offer.lsn)}"
+
+
+class Loader:
+    def __init__(self, spark: SparkSession, config: Config, applier: Applier, sink: Sink) -> None:
+        self._spark = spark
+        self._config = config
+        self._applier = applier
+        self._sink = sink
+        self._path = config.log_path
+        self._one_load = threading.Lock()  # one snapshot is offered at a time
+
+    def load(self, tables: list[MirrorTable], stop: threading.Event, report: Callable[[], None]) -> None:
+        """Loads the tables that are not loaded yet.  One that cannot be loaded has its `error` set afterwards."""
+        with self._one_load:
+            missing = list(tables)
+            refused: SnapshotOffer | None = None
+            for _ in range(_ROUNDS_MAX):
+                if not missing:
+                    break
+                pair = self._pair(missing, refused, stop)
+                if pair is None:
+                    return
+                failed = self._round(missing, pair, stop, report)
+                missing, refused = failed, pair.offer
+            for table in missing:
+                table.error = f"{table.name} could not be loaded in {_ROUNDS_MAX} attempts.\n{table.error}".rstrip()
+            if tables and not missing and not stop.is_set():
+                reach(LOADED)
+                withdraw_snapshot(self._path)
+
+    def _pair(self, tables: list[MirrorTable], refused: SnapshotOffer | None, stop: threading.Event) -> _Pair | None:
+        """The offered snapshot, or a new one; waits for the capture to make it, and until the log has reached it."""
+        names = tuple(table.name for table in tables)
+        while not stop.is_set():
+            offer = offered_snapshot(self._path)
+            if offer is not None and offer != refused and set(names) <= set(offer.tables):
+                # Only then is it known which transactions of the log are in the snapshot.
+                if self._applier.reader().end().durable_lsn >= offer.lsn:
+                    return _Pair(offer)
+            elif requested_snapshot(self._path) is None:
+                request_snapshot(self._path, names)
+            stop.wait(_POLL_S)
+        return None
+
+    def _round(
+        self, tables: list[MirrorTable], pair: _Pair, stop: threading.Event, report: Callable[[], None]
+    ) -> list[MirrorTable]:
+        """Loads tables at the same time; returns those that need another snapshot."""
+        again: list[MirrorTable] = []
+
+        def one(table: MirrorTable) -> None:
+            if stop.is_set():
+                return
+            try:
+                self._load_table(table, pair, stop)
+                table.error = ""
+            except (SnapshotGone, Rewritten) as error:
+                table.error = str(error)
+                again.append(table)
+            report()
+
+        with ThreadPoolExecutor(self._config.snapshot.connections, thread_name_prefix="pgtide-load") as pool:
+            futures = {pool.submit(one, table): table for table in tables}
+            for future, table in futures.items():
+                error = future.exception()
+                if error is not None and (not isinstance(error, Exception) or isinstance(error, LogError)):
+                    raise error
+                if error is not None:
+                    table.error = str(error)
+        return again
+
+    def _load_table(self, table: MirrorTable, pair: _Pair, stop: threading.Event) -> None:
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                self._load_once(table, pair, stop)
+                return
+            except Conflict as conflict:
+                last = conflict
+        raise TableError(f"{table.target}: others keep changing it while it is loaded ({last.what}).")
+
+    def _load_once(self, table: MirrorTable, pair: _Pair, stop: threading.Event) -> None:
+        fresh = layout_for(table.shape, None)
+        version = self._sink.recorded(table.target) or self._sink.create(table.target, fresh.columns, fresh.properties)
+        check_ours(version, self._applier.log_id)
+        layout = layout_for(table.shape, version)
+        self._sink.evolve(version, layout.columns, layout.properties)
+        if version.mark is not None and version.mark.offset is not None:
+            table.version, table.clean_to = version, version.mark.offset
+            return
+        loading = Mark(self._applier.log_id, table.shape.fingerprint, load=pair.load)
+        if version.mark is None or version.mark.load != pair.load:
+            # What was read under another snapshot does not fit together with what is read under this one.
+            version = self._sink.replace(version, None, loading)
+        reach(TABLE_BEGUN)
+        with connect(self._config.source.dsn, timeout_s=self._config.source.connect_timeout_seconds) as connection:
+            ranges = self._ranges(connection, table, pair)
+            missing = [part for part in ranges if part.name not in version.loaded_ranges]
+            for group in self._groups(missing):
+                if stop.is_set():
+                    return
+                version = self._append(connection, table, layout.columns, version, group, pair, loading)
+                table.version = version
+                reach(RANGE_APPENDED)
+        offset = self._applier.reader().position_after(pair.offer.lsn)
+        closed = Mark(self._applier.log_id, table.shape.fingerprint, offset, load=pair.load)
+        table.version = self._sink.append(version, None, closed)
+        table.clean_to = offset
+        reach(TABLE_CLOSED)
+
+    def _ranges(self, connection: Connection, table: MirrorTable, pair: _Pair) -> list[CtidRange]:
+        """The table, or its leaf partitions, cut into ranges of about one output file; the last one is open."""
+        with postgres_errors(f"reading {table.name}"):
+            found = connection.execute(
+                "SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(%s) WHERE isleaf", [table.shape.relation_oid]
+            ).fetchall()
+        leaves = [row[0] for row in found] or [table.shape.relation_oid]
+        ranges = []
+        for oid in leaves:
+            # The size is read after the snapshot is taken: the other way round rows could lie beyond it.
+            with reading(connection, oid, pair.offer.name):
+                size = connection.execute(
+                    "SELECT pg_catalog.pg_relation_size(%s) / current_setting('block_size')::int8, "
+                    "current_setting('block_size')::int8",
+                    [oid],
+                ).fetchone()
+            assert size is not None
+            step = _RANGE_BYTES // size[1]
+            starts = list(range(0, max(size[0], 1), step))
+            ranges += [CtidRange(oid, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        return ranges
+
+    def _groups(self, ranges: list[CtidRange]) -> list[list[CtidRange]]:
+        """Ranges that are read at the same time and committed together: as many as there may be connections."""
+        count = self._config.snapshot.connections
+        return [ranges[start : start + count] for start in range(0, len(ranges), count)]
+
+    def _append(
+        self, connection: Connection, table: MirrorTable, columns: StructType, version: Version,
+        group: list[CtidRange], pair: _Pair, loading: Mark,
+    ) -> Version:  # fmt: skip
+        mark = Mark(loading.log_id, loading.shape, load=loading.load, ranges=tuple(part.name for part in group))
+        rows = self._small(connection, table, columns, group, pair)
+        if rows is None:
+            rows = self._in_executors(table, columns, group, pair)
+        try:
+            return self._sink.append(version, None if isinstance(rows, _Empty) else rows, mark)
+        except PythonException as error:
+            # Spark brings the errors of its workers as text.
+            for known in (SnapshotGone, Rewritten):
+                if known.__name__ in str(error):
+                    raise known(f"{table.name}: the snapshot is gone, or the table was rewritten.") from error
+            raise
+
+    def _small(
+        self, connection: Connection, table: MirrorTable, columns: StructType, group: list[CtidRange], pair: _Pair
+    ) -> DataFrame | _Empty | None:
+        """A table of one range is begun here: if its rows are few, no executor is needed at all."""
+        if len(group) > 1 or group[0].first_block > 0:
+            return None
+        batches: list[pa.RecordBatch] = []
+        length_bytes = 0
+        for batch in read_range(connection, table.shape, group[0], pair.offer.name, columns):
+            batches.append(batch)
+            length_bytes += batch.nbytes
+            if length_bytes > _DRIVER_BYTES:
+                return None
+        if not batches:
+            return _Empty()
+        return self._spark.createDataFrame(pa.Table.from_batches(batches, arrow_schema(columns)), columns)
+
+    def _in_executors(self, table: MirrorTable, columns: StructType, group: list[CtidRange], pair: _Pair) -> DataFrame:
+        source = SourceReference(str(self._config.file), self._config.source.connect_timeout_seconds)
+        shape, snapshot, parts = table.shape, pair.offer.name, tuple(group)
+
+        def read(batches: object) -> object:
+            for numbers in batches:  # type: ignore[attr-defined]
+                for number in numbers.column(0).to_pylist():
+                    with source.open() as own:
+                        yield from read_range(own, shape, parts[number], snapshot, columns)
+
+        return self._spark.range(0, len(parts), 1, len(parts)).mapInArrow(read, columns)  # type: ignore[arg-type]
+
+
+class _Empty:
+    """A range without rows."""

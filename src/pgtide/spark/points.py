@@ -1,0 +1,117 @@
+"""Consistent points: for a commit LSN, the version of every table at which they all equal their sources.
+
+A point is written when every table of a batch is done, once per log and offset, into `<catalog>.pgtide.points`.  It
+has a row only for tables whose version or coverage changed since the point before: what a point says of the others is
+in earlier rows.  A point at which nothing of that changed has one row without a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType, TimestampType
+
+from pgtide.failpoints import declare, reach
+from pgtide.sinks import Conflict, Mark, Sink, Version
+from pgtide.spark.rows import arrow_schema
+
+SCHEMA = StructType(
+    [
+        StructField("log_id", StringType()),
+        StructField("lsn", LongType()),
+        StructField("commit_timestamp", TimestampType()),
+        StructField("max_commit_timestamp", TimestampType()),
+        StructField("offset", LongType()),
+        StructField("table", StringType()),
+        StructField("version", LongType()),
+        StructField("covered", BooleanType()),
+    ]
+)
+
+POINT_READY = declare("mirror.point.ready", "all tables of a batch are written, their point is not")
+POINT_PUBLISHED = declare("mirror.point.published", "a point is published, the batch not yet over")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The end of a batch in the source's own terms."""
+
+    offset: int
+    lsn: int
+    commit_timestamp: datetime | None  # None: the tables as they were loaded, before the first transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    version: int | None
+    covered: bool
+
+
+class Points:
+    """Writes points for one log."""
+
+    def __init__(self, spark: SparkSession, sink: Sink, target: str, log_id: str) -> None:
+        self._spark = spark
+        self._sink = sink
+        self._target = target
+        self._log_id = log_id
+        self._version: Version | None = None
+        self._known: dict[str, Coverage] = {}
+        self._max_commit_timestamp: datetime | None = None
+        self.last: Moment | None = None  # the newest point
+
+    def publish(self, moment: Moment, tables: Mapping[str, Coverage]) -> None:
+        """Writes the point, unless one at or after its offset is there already."""
+        reach(POINT_READY)
+        while True:
+            version = self._version or self._load()
+            if self.last is not None and self.last.offset >= moment.offset:
+                return
+            latest = max(filter(None, (self._max_commit_timestamp, moment.commit_timestamp)), default=None)
+            changed = {name: now for name, now in tables.items() if self._known.get(name) != now}
+            rows = self._spark.createDataFrame(self._rows(moment, latest, changed), SCHEMA)
+            try:
+                self._version = self._sink.append(version, rows, Mark(self._log_id, "points", moment.offset))
+                break
+            except Conflict:
+                self._version = None
+        self._known |= changed
+        self._max_commit_timestamp = latest
+        self.last = moment
+        reach(POINT_PUBLISHED)
+
+    def _rows(self, moment: Moment, latest: datetime | None, changed: Mapping[str, Coverage]) -> pa.Table:
+        listed: list[tuple[str | None, Coverage]] = sorted(changed.items()) or [(None, Coverage(None, False))]
+        values = [
+            (self._log_id, moment.lsn, moment.commit_timestamp, latest, moment.offset, name, now.version, now.covered)
+            for name, now in listed
+        ]
+        wanted = arrow_schema(SCHEMA)
+        columns = [
+            pa.array(column, field.type) for column, field in zip(zip(*values, strict=True), wanted, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=wanted)
+
+    def _load(self) -> Version:
+        """What is published so far, read at exactly the version that the next write will be compared with."""
+        version = self._sink.recorded(self._target) or self._sink.create(self._target, SCHEMA, {})
+        self._version = version
+        if version.snapshot_id is None:
+            return version
+        at = f"{self._target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}'"
+        newest = self._spark.sql(
+            "SELECT max_by(struct(`offset`, lsn, commit_timestamp), `offset`) point, "
+            f"max(max_commit_timestamp) latest FROM {at}"
+        ).toArrow().to_pylist()[0]  # fmt: skip
+        self._max_commit_timestamp = newest["latest"]
+        self.last = Moment(**newest["point"]) if newest["point"] else None
+        rows = self._spark.sql(
+            f"SELECT `table`, max_by(version, `offset`), max_by(covered, `offset`) FROM {at} "
+            "AND `table` IS NOT NULL GROUP BY `table`"
+        )
+        self._known = {row[0]: Coverage(row[1], row[2]) for row in rows.collect()}
+        return version

@@ -1,0 +1,57 @@
+"""How far the mirror has got, for people and for retention: `<log>/readers/mirror.json`, replaced after each batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pgtide.failpoints import declare, reach
+from pgtide.log.files import make_directory, replace_durably
+from pgtide.lsn import format_lsn
+from pgtide.spark.apply import MirrorTable
+from pgtide.spark.points import Points
+
+NAME = "mirror"
+
+REPORTED = declare("mirror.reported", "the mirror has written down how far it got")
+
+
+class Progress:
+    def __init__(self, log_path: Path, log_id: str) -> None:
+        self._file = log_path / "readers" / f"{NAME}.json"
+        self._log_id = log_id
+        make_directory(self._file.parent)
+
+    def write(self, tables: Iterable[MirrorTable], done: int, points: Points) -> None:
+        """`offset` is the start of what the mirror still needs: a parked table holds it back."""
+        listed = list(tables)
+        needed = min((table.clean_to for table in listed if table.error), default=done)
+        moment = points.last
+        content = {
+            "name": NAME,
+            "log_id": self._log_id,
+            "offset": min(needed, done),
+            "tables": {table.name: _table(table) for table in listed},
+            "point": moment and {
+                "lsn": format_lsn(moment.lsn),
+                "offset": moment.offset,
+                "commit_timestamp": moment.commit_timestamp and moment.commit_timestamp.isoformat(),
+            },
+            "updated_at": datetime.now(UTC).isoformat(),
+        }  # fmt: skip
+        replace_durably(self._file, json.dumps(content, indent=1).encode())
+        reach(REPORTED)
+
+
+def _table(table: MirrorTable) -> dict[str, Any]:
+    mark = table.mark
+    loading = mark is None or mark.offset is None
+    return {
+        "state": "parked" if table.error else "loading" if loading else "streaming",
+        "rows_applied": mark.changes if mark else 0,
+        "applied_offset": None if loading else table.clean_to,
+        "error": table.error or None,
+    }

@@ -1,0 +1,184 @@
+"""The data source `pgtide`: a table's changes as typed rows, in a batch or as a stream.
+
+Planning reads block directories only; a partition is a run of byte ranges, and executors turn those into Arrow batches.
+They need the log's path, and nothing of Postgres.  A stream's offset is {"log": id, "offset": next to read}: an
+offset of another log is refused, because its numbers mean other rows.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pgtide.errors import ConfigurationError, LogRangeError
+from pgtide.log.reader import LogReader, Slice
+from pgtide.schema import TableShape
+from pgtide.spark.options import SourceOptions, parse_options, resolve_position
+from pgtide.spark.rows import change_rows, change_schema
+
+_PARTITION_BYTES = 32 << 20
+_LATEST_FOR_S = 0.05
+
+
+@dataclass(frozen=True)
+class SlicePartition(InputPartition):
+    """A run of slices, read one after the other by one task."""
+
+    slices: tuple[Slice, ...]
+
+
+class PgtideSource(DataSource):
+    """Made in a Python process beside the driver, then pickled to wherever it is needed: holds values only."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._options = parse_options(dict(options))
+        shapes = LogReader(self._options.path).shapes()
+        if self._options.table not in shapes:
+            known = ", ".join(sorted(shapes)) or "none yet"
+            raise ConfigurationError(
+                f"pgtide: the log in {self._options.path} has no table {self._options.table}.",
+                remedy=f"Tables in it: {known}.",
+            )
+        self._shape = shapes[self._options.table]
+
+    @classmethod
+    def name(cls) -> str:
+        return "pgtide"
+
+    def schema(self) -> StructType:
+        return change_schema(self._shape)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        self._check_schema(schema)
+        return ChangeReader(self._options, self._shape)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        self._check_schema(schema)
+        return ChangeStreamReader(self._options, self._shape)
+
+    def _check_schema(self, schema: StructType) -> None:
+        own = [(field.name, field.dataType) for field in self.schema()]
+        if [(field.name, field.dataType) for field in schema] != own:
+            raise ConfigurationError(
+                f"pgtide: the schema given for {self._options.table} is not the table's.",
+                remedy="Leave .schema(…) out: the log knows the columns.",
+            )
+
+
+class ChangeReader(DataSourceReader):
+    """One range, fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions, shape: TableShape) -> None:
+        self._options = options
+        self._shape = shape
+
+    def partitions(self) -> Sequence[InputPartition]:
+        reader = LogReader(self._options.path)
+        start = resolve_position(reader, self._options.starting_offsets)
+        end = resolve_position(reader, self._options.ending_offsets)
+        return _partitions(reader, start, end, self._shape.relation_oid)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._shape, partition)
+
+
+class ChangeStreamReader(DataSourceStreamReader):
+    """Lives as long as the query, in one Python process.  `commit` and `stop` are not to be relied on."""
+
+    def __init__(self, options: SourceOptions, shape: TableShape) -> None:
+        self._options = options
+        self._shape = shape
+        self._log: LogReader | None = None
+        self._reached: int | None = None  # where the last batch ended, as far as this process knows
+        self._latest: tuple[float, int] = (float("-inf"), 0)
+
+    def initialOffset(self) -> dict[str, Any]:
+        # Spark asks twice; the answer must be one.
+        if self._reached is None:
+            self._reached = resolve_position(self._reader(), self._options.starting_offsets)
+        return self._offset(self._reached)
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """Polled every few milliseconds by a query without a trigger interval: the log is looked at less often."""
+        if start is not None:
+            self._reached = self._checked(start)
+        since, latest = self._latest
+        if time.monotonic() - since > _LATEST_FOR_S:
+            latest = self._reader().end().end_offset
+            self._latest = (time.monotonic(), latest)
+        rows = self._options.max_rows_per_trigger
+        if rows is not None and self._reached is not None and latest - self._reached > rows:
+            latest = self._reader().boundary(self._reached, rows, sys.maxsize)
+        return self._offset(latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = self._checked(start), self._checked(end)
+        self._reached = last
+        return _partitions(self._reader(), first, last, self._shape.relation_oid)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._shape, partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Travels to the executors with each batch: without what is cached here.
+        return {**self.__dict__, "_log": None}
+
+    def _reader(self) -> LogReader:
+        if self._log is None:
+            self._log = LogReader(self._options.path)
+        return self._log
+
+    def _offset(self, offset: int) -> dict[str, Any]:
+        return {"log": self._reader().identity.log_id, "offset": offset}
+
+    def _checked(self, offset: dict[str, Any]) -> int:
+        log_id = self._reader().identity.log_id
+        if offset.get("log") != log_id:
+            raise LogRangeError(
+                f"The checkpoint belongs to another log ({offset.get('log')}) than {self._options.path} ({log_id}).",
+                remedy="Start the query with a new checkpointLocation, or give the path of the log it was started on.",
+            )
+        return int(offset["offset"])
+
+
+def _partitions(reader: LogReader, start: int, end: int, relation_oid: int) -> list[SlicePartition]:
+    return [
+        SlicePartition(tuple(run)) for run in runs_of_slices(reader.plan(start, end, relation_oid), _PARTITION_BYTES)
+    ]
+
+
+def runs_of_slices(slices: Sequence[Slice], run_bytes: int) -> list[list[Slice]]:
+    """Cuts slices into runs of about `run_bytes`, in order."""
+    runs: list[list[Slice]] = []
+    length_bytes = run_bytes
+    for piece in slices:
+        if length_bytes >= run_bytes:
+            runs.append([])
+            length_bytes = 0
+        runs[-1].append(piece)
+        length_bytes += piece.nbytes
+    return runs
+
+
+def _read(options: SourceOptions, shape: TableShape, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    assert isinstance(partition, SlicePartition)
+    reader = worker_reader(options.path)
+    for piece in partition.slices:
+        rows = change_rows(shape, reader.read(piece), preimages=options.include_preimage)
+        if rows.num_rows:
+            yield rows
+
+
+@lru_cache(maxsize=4)
+def worker_reader(path: str) -> LogReader:
+    """One reader per log and worker process: workers are reused, and so is what the reader remembers."""
+    return LogReader(path)

@@ -1,0 +1,202 @@
+"""Folding many changes in executors: read by slices, spread by key, folded per partition with the same code.
+
+First a survey, because two things must be known beforehand: where the last TRUNCATE is, for nothing before it counts;
+and whether some row changed its key while keeping an unchanged value, for then the way back to that value crosses keys
+and everything is folded in one partition.  Otherwise such a row is two: its old key goes, its new one comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
+
+from pgtide.change import Op
+from pgtide.log.reader import Slice
+from pgtide.schema import TableShape
+from pgtide.spark.fold import check_keys, fold_together, moved_rows, together
+from pgtide.spark.folded_rows import folded_schema, lake_rows
+from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column, spark_type
+from pgtide.spark.source import runs_of_slices, worker_reader
+
+_RUN_BYTES = 8 << 20
+_PARTITION_ROWS = 500_000
+
+_SURVEY = StructType(
+    [
+        StructField("changes", LongType()),
+        StructField("truncated_at", LongType()),
+        StructField("crossing", BooleanType()),
+        StructField("unchanged", StringType()),
+    ]
+)
+
+Batches = Iterable[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    changes: int
+    truncated_at: int | None  # offset of the last TRUNCATE
+    crossing: bool
+    unchanged: frozenset[str]  # storage names of columns that some row left unchanged
+
+
+class WideFold:
+    def __init__(
+        self, spark: SparkSession, log_path: Path, shape: TableShape, columns: StructType, slices: list[Slice]
+    ) -> None:
+        self._spark = spark
+        self._path = str(log_path)
+        self._shape = shape
+        self._columns = columns
+        self._runs = [tuple(run) for run in runs_of_slices(slices, _RUN_BYTES)]
+
+    def survey(self) -> Survey:
+        path, shape, runs = self._path, self._shape, self._runs
+
+        def look(batches: Batches) -> Batches:
+            for number in _numbers(batches):
+                yield _survey_run(path, shape, runs[number])
+
+        found = self._each_run(look, _SURVEY).toArrow()
+        truncates = [offset for offset in found["truncated_at"].to_pylist() if offset is not None]
+        names = {name for listed in found["unchanged"].to_pylist() for name in listed.split()}
+        return Survey(
+            sum(found["changes"].to_pylist()),
+            max(truncates, default=None),
+            any(found["crossing"].to_pylist()),
+            frozenset(names),
+        )
+
+    def kept(self, survey: Survey) -> tuple[str, ...]:
+        """Storage names of the columns that rows may take from the target; none after a TRUNCATE."""
+        if survey.truncated_at is not None or not self._shape.key_columns:
+            return ()
+        return tuple(c.storage_name for c in self._shape.columns if c.storage_name in survey.unchanged)
+
+    def rows(self, survey: Survey) -> DataFrame:
+        """At most one row per key, as a sink takes them."""
+        path, shape, runs = self._path, self._shape, self._runs
+        events_schema = _events_schema(shape, survey)
+
+        def read(batches: Batches) -> Batches:
+            for number in _numbers(batches):
+                yield from _events_of_run(path, shape, runs[number], survey, events_schema)
+
+        events = self._each_run(read, events_schema)
+        if shape.key_columns:
+            key = [col(f"`{column.storage_name}`") for column in shape.key_columns]
+            spread = 1 if survey.crossing else max(len(runs), survey.changes // _PARTITION_ROWS + 1)
+            events = events.repartition(spread, *key).sortWithinPartitions("_offset", "_op")
+        bare = survey.truncated_at is not None or not shape.key_columns
+        final_schema = folded_schema(shape, self._columns, self.kept(survey), bare=bare)
+
+        def fold_partition(batches: Batches) -> Batches:
+            table = pa.Table.from_batches(batches, arrow_schema(events_schema))
+            if table.num_rows:
+                yield from lake_rows(fold_together(shape, table), final_schema, None).to_batches()
+
+        return events.mapInArrow(fold_partition, final_schema)
+
+    def _each_run(self, function: Callable[[Batches], Batches], schema: StructType) -> DataFrame:
+        """Runs `function` once per run of slices; it gets the run's number."""
+        return self._spark.range(0, len(self._runs), 1, len(self._runs)).mapInArrow(function, schema)
+
+
+def _numbers(batches: Batches) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
+def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...]) -> pa.RecordBatch:
+    reader = worker_reader(path)
+    changes, truncated_at, crossing = 0, None, False
+    unchanged: set[str] = set()
+    keys = [column.storage_name for column in shape.key_columns]
+    for piece in run:
+        found = reader.read(piece)
+        changes += found.rows.num_rows
+        ops = found.rows.column("_op").to_numpy().astype(np.int64)
+        truncates = np.flatnonzero(ops == Op.TRUNCATE)
+        if len(truncates):
+            truncated_at = found.rows.column("_offset")[int(truncates[-1])].as_py()
+        table = together(shape, [(found.shape, found.rows)])
+        flags = [name for name in table.column_names if name.startswith("_u.")]
+        unchanged.update(name.removeprefix("_u.") for name in flags)
+        if flags and keys:
+            moved = moved_rows(table, ops, keys)
+            crossing |= any(bool((moved & table.column(name).to_numpy()).any()) for name in flags)
+    values = ([changes], [truncated_at], [crossing], [" ".join(sorted(unchanged))])
+    wanted = arrow_schema(_SURVEY)
+    return pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, wanted, strict=True)], schema=wanted)
+
+
+def _events_schema(shape: TableShape, survey: Survey) -> StructType:
+    fields = [StructField("_offset", LongType()), StructField("_op", IntegerType())]
+    fields += [StructField(column.storage_name, spark_type(column)) for column in shape.columns]
+    fields += [
+        StructField(f"_u.{column.storage_name}", BooleanType())
+        for column in shape.columns
+        if column.storage_name in survey.unchanged
+    ]
+    if survey.crossing:
+        fields.append(StructField("_old", IntegerType()))
+        fields += [StructField(f"_old.{column.storage_name}", spark_type(column)) for column in shape.key_columns]
+    return StructType(fields)
+
+
+def _events_of_run(path: str, shape: TableShape, run: tuple[Slice, ...], survey: Survey, schema: StructType) -> Batches:
+    reader = worker_reader(path)
+    wanted = arrow_schema(schema)
+    for piece in run:
+        found = reader.read(piece)
+        rows = found.rows
+        if survey.truncated_at is not None:
+            rows = rows.filter(pa.array(rows.column("_offset").to_numpy() > survey.truncated_at))
+        if rows.num_rows == 0:
+            continue
+        table = together(shape, [(found.shape, rows)])
+        check_keys(shape, table)
+        events = _mapped(shape, table, rows.column("_offset"), wanted)
+        yield from events.to_batches()
+        if not survey.crossing and shape.key_columns:
+            ops = rows.column("_op").to_numpy().astype(np.int64)
+            moved = np.flatnonzero(moved_rows(table, ops, [column.storage_name for column in shape.key_columns]))
+            if len(moved):
+                yield from _old_keys(
+                    shape, table.take(pa.array(moved)), rows.column("_offset").take(pa.array(moved)), wanted
+                )
+
+
+def _mapped(shape: TableShape, table: pa.Table, offsets: pa.Array, wanted: pa.Schema) -> pa.Table:
+    arrays = {"_offset": offsets, "_op": table.column("_op")}
+    for column in shape.columns:
+        arrays[column.storage_name] = lake_column(column, column, table, DEFAULT_POLICY)
+        old = f"_old.{column.storage_name}"
+        if old in wanted.names and old in table.column_names:
+            arrays[old] = lake_column(column, column, table, DEFAULT_POLICY, prefix="_old.")
+    for name in ("_old", *(name for name in wanted.names if name.startswith("_u."))):
+        if name in table.column_names:
+            arrays[name] = table.column(name)
+    return _with_schema(arrays, table.num_rows, wanted)
+
+
+def _old_keys(shape: TableShape, moved: pa.Table, offsets: pa.Array, wanted: pa.Schema) -> Batches:
+    """Rows whose key changed, once more: as deletes of the key they had."""
+    arrays: dict[str, pa.Array] = {"_offset": offsets, "_op": pa.array(np.full(moved.num_rows, Op.DELETE))}
+    for column in shape.key_columns:
+        arrays[column.storage_name] = lake_column(column, column, moved, DEFAULT_POLICY, prefix="_old.")
+    yield from _with_schema(arrays, moved.num_rows, wanted).to_batches()
+
+
+def _with_schema(arrays: dict[str, pa.Array], count: int, wanted: pa.Schema) -> pa.Table:
+    ordered = [arrays[name].cast(field.type) if name in arrays else pa.nulls(count, field.type)
+               for name, field in zip(wanted.names, wanted, strict=True)]  # fmt: skip
+    return pa.Table.from_arrays(ordered, schema=wanted)

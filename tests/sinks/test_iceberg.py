@@ -1,0 +1,193 @@
+"""The Iceberg sink: a write takes effect at the version it was worked out from, with its mark, or not at all."""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from pgtide.errors import TableError
+from pgtide.failpoints import FailpointReached, arm
+from pgtide.sinks import Changes, Conflict, Mark, Version
+from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours
+from pgtide.sinks.iceberg_table import IcebergTable, quoted
+from pgtide.sinks.merge import DELETE, LOST_VALUE, keep_name, origin_name
+
+COLUMNS = StructType([StructField("id", LongType()), StructField("body", StringType())])
+
+
+def mark(offset: int | None, **others: object) -> Mark:
+    return Mark("log-1", "shape-1", offset, **others)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def sink(spark: SparkSession) -> IcebergSink:
+    return IcebergSink(spark)
+
+
+@pytest.fixture
+def empty(sink: IcebergSink) -> Version:
+    return sink.create(quoted("lake", "sinks", f"t_{uuid.uuid4().hex[:12]}"), COLUMNS, {"pgtide.relation": "public.t"})
+
+
+def changes(spark: SparkSession, *rows: tuple[int, str | None, bool]) -> Changes:
+    schema = StructType([*COLUMNS, StructField(DELETE, BooleanType())])
+    return Changes(spark.createDataFrame(list(rows), schema), ("id",))
+
+
+def plain(spark: SparkSession, *rows: tuple[int, str]) -> DataFrame:
+    return spark.createDataFrame(list(rows), COLUMNS)
+
+
+def contents(spark: SparkSession, version: Version) -> dict[int, str]:
+    return {row["id"]: row["body"] for row in spark.table(version.target).collect()}
+
+
+def recorded(sink: IcebergSink, version: Version) -> Version:
+    found = sink.recorded(version.target)
+    assert found is not None
+    return found
+
+
+def test_table_that_does_not_exist_is_told_apart_from_an_empty_one(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    assert sink.recorded(quoted("lake", "sinks", "nothing")) is None
+    assert sink.recorded(quoted("lake", "no such namespace", "nothing")) is None
+    assert recorded(sink, empty).mark is None
+    assert recorded(sink, empty).properties["pgtide.relation"] == "public.t"
+    shown = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {empty.target}").collect()}
+    assert shown["format-version"] == "3"
+
+
+def test_rows_and_mark_are_one_commit(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    begun = sink.append(empty, None, mark(0))
+    first = sink.upsert(begun, changes(spark, (1, "a", False), (2, "b", False)), mark(10))
+    second = sink.upsert(first, changes(spark, (1, None, True), (2, "B", False), (3, None, True)), mark(20, changes=5))
+    assert contents(spark, second) == {2: "B"}
+    assert recorded(sink, second).mark == mark(20, changes=5)
+    third = sink.replace(second, plain(spark, (7, "g")), mark(30))
+    assert contents(spark, third) == {7: "g"}
+    fourth = sink.replace(third, None, mark(40))
+    assert contents(spark, fourth) == {}
+    assert recorded(sink, fourth) == fourth
+    assert IcebergTable(spark, empty.target).branches() == []
+
+
+def test_only_one_of_two_writes_from_one_version_takes_effect(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    begun = sink.append(empty, None, mark(0))
+
+    def write(number: int) -> Version | Conflict:
+        try:
+            return sink.upsert(begun, changes(spark, (number, "x", False)), mark(number))
+        except Conflict as conflict:
+            return conflict
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(write, [1, 2, 3]))
+    winners = [result for result in results if isinstance(result, Version)]
+    assert len(winners) == 1
+    assert winners[0].mark is not None
+    assert contents(spark, begun) == {winners[0].mark.offset: "x"}
+    assert IcebergTable(spark, empty.target).branches() == []
+
+
+def test_first_write_of_a_new_table_is_compared_too(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    sink.append(empty, plain(spark, (1, "a")), mark(1))
+    with pytest.raises(Conflict):
+        sink.append(empty, plain(spark, (2, "b")), mark(2))
+    assert contents(spark, empty) == {1: "a"}
+
+
+def test_mark_is_found_below_commits_of_others(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    written = sink.append(empty, plain(spark, (1, "a")), mark(10))
+    spark.sql(f"INSERT INTO {empty.target} VALUES (2, 'by hand')")
+    found = recorded(sink, empty)
+    assert found.mark == mark(10)
+    assert found.snapshot_id != written.snapshot_id
+
+
+@pytest.mark.parametrize("point", [BRANCH_CREATED, MERGED, FORWARDED])
+def test_write_broken_off_is_there_whole_or_not_at_all(
+    spark: SparkSession, sink: IcebergSink, empty: Version, point: str
+) -> None:
+    begun = sink.append(empty, None, mark(0))
+    arm(f"{point}=raise")
+    try:
+        with pytest.raises(FailpointReached):
+            sink.upsert(begun, changes(spark, (1, "a", False)), mark(10))
+    finally:
+        arm("")
+    found = recorded(sink, begun)
+    assert (found.mark, contents(spark, begun)) in [(mark(0), {}), (mark(10), {1: "a"})]
+    assert (found.mark == mark(10)) == (point == FORWARDED)
+    assert IcebergTable(spark, empty.target).branches() == []
+
+
+def test_sweep_removes_branches_of_killed_writers_only(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    written = sink.append(empty, plain(spark, (1, "a")), mark(10))
+    assert written.snapshot_id is not None
+    table = IcebergTable(spark, empty.target)
+    table.create_branch("pgtide_0123", written.snapshot_id)
+    table.create_branch("audit", written.snapshot_id)
+    sink.sweep(empty.target)
+    assert IcebergTable(spark, empty.target).branches() == ["audit"]
+
+
+def test_ranges_of_a_load_add_up_until_it_begins_anew(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    version = sink.replace(empty, None, mark(None, load="S1"))
+    version = sink.append(version, plain(spark, (1, "a")), mark(None, load="S1", ranges=("1:0-8",)))
+    version = sink.append(version, plain(spark, (2, "b")), mark(None, load="S1", ranges=("1:8-",)))
+    assert recorded(sink, version).loaded_ranges == {"1:0-8", "1:8-"}
+    version = sink.replace(version, None, mark(None, load="S2"))
+    assert recorded(sink, version).loaded_ranges == frozenset()
+    assert contents(spark, version) == {}
+
+
+def test_kept_value_that_is_nowhere_is_an_error_and_not_a_null(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    begun = sink.append(empty, plain(spark, (1, "large")), mark(0))
+    schema = StructType(
+        [
+            *COLUMNS,
+            StructField(DELETE, BooleanType()),
+            StructField(keep_name("body"), BooleanType()),
+            StructField(origin_name("id"), LongType()),
+        ]
+    )
+
+    def moved(origin: int) -> Changes:
+        return Changes(spark.createDataFrame([(5, None, False, True, origin)], schema), ("id",), ("body",))
+
+    with pytest.raises(Exception, match=LOST_VALUE):
+        sink.upsert(begun, moved(99), mark(10))
+    assert recorded(sink, begun).mark == mark(0)
+    written = sink.upsert(begun, moved(1), mark(10))
+    assert contents(spark, written) == {1: "large", 5: "large"}
+
+
+def test_table_of_unknown_origin_is_refused(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    spark.sql(f"INSERT INTO {empty.target} VALUES (1, 'by hand')")
+    with pytest.raises(TableError, match="no mark of pgtide"):
+        check_ours(recorded(sink, empty), "log-1")
+
+
+def test_table_of_another_log_is_refused(sink: IcebergSink, empty: Version) -> None:
+    version = sink.append(empty, None, mark(0))
+    check_ours(version, "log-1")
+    with pytest.raises(TableError, match="another log"):
+        check_ours(version, "log-2")
+
+
+def test_columns_can_be_added_again_and_again(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    wider = StructType([*COLUMNS, StructField("odd `name`", LongType())])
+    for _ in range(2):
+        sink.evolve(recorded(sink, empty), wider, {"pgtide.attnums": "{}"})
+    assert spark.table(empty.target).columns == ["id", "body", "odd `name`"]
+    assert recorded(sink, empty).properties["pgtide.attnums"] == "{}"

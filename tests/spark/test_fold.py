@@ -1,0 +1,147 @@
+"""Folding: what is left of many changes is what applying them one by one leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgtide.errors import TableError
+from pgtide.schema import Column, TableShape
+from pgtide.spark.fold import Folded, fold
+from tests.spark.logs import TEXT, Change, Row, delete, insert, model, offset_rows, table_shape, truncate, update
+
+ORDERS = table_shape()
+
+
+def folded(*changes: Change, shape: TableShape = ORDERS) -> Folded:
+    """The changes come in pieces of two, as blocks of a log would bring them."""
+    pieces = [changes[start : start + 2] for start in range(0, len(changes), 2)]
+    return fold(shape, [(piece[0].shape, offset_rows(piece[0].shape, piece)) for piece in pieces])
+
+
+def applied(before: dict[tuple[Any, ...], Row], result: Folded) -> dict[tuple[Any, ...], Row]:
+    """What a MERGE of the folded rows leaves: all rows at once, each value from the state before."""
+    shape = result.shape
+    names = {column.storage_name: column.name for column in shape.columns}
+    keys = [column.storage_name for column in shape.key_columns]
+    after = {} if result.truncated else dict(before)
+    seen = set()
+    for index, stored in enumerate(result.rows.to_pylist()):
+        key = tuple(stored[name] for name in keys)
+        assert key not in seen, "two rows for one key"
+        seen.add(key)
+        if result.deleted[index]:
+            after.pop(key, None)
+            continue
+        row = {names[name]: value for name, value in stored.items() if name in names}
+        for name, flags in result.kept.items():
+            if flags[index]:
+                assert result.origins is not None
+                origin = tuple(result.origins.column(key_name)[index].as_py() for key_name in keys)
+                row[names[name]] = before[origin][names[name]]
+        after[key] = row
+    return after
+
+
+def test_last_change_of_a_key_wins() -> None:
+    result = folded(
+        insert(ORDERS, id=1, region="n", amount=1),
+        insert(ORDERS, id=2, region="n", amount=2),
+        update(ORDERS, id=1, region="n", amount=3),
+        delete(ORDERS, id=2),
+    )
+    assert result.rows.select(["c1", "c3"]).to_pylist() == [{"c1": 1, "c3": 3}, {"c1": 2, "c3": None}]
+    assert result.deleted.tolist() == [False, True]
+    assert result.changes == 4
+
+
+def test_unchanged_value_comes_from_an_earlier_change_through_two_keys() -> None:
+    result = folded(
+        insert(ORDERS, id=1, body="large"),
+        update(ORDERS, old_key={"id": 1}, unchanged=["body"], id=2, amount=5),
+        update(ORDERS, old_key={"id": 2}, unchanged=["body"], id=3, amount=6),
+    )
+    assert applied({}, result) == {(3,): {"id": 3, "region": None, "amount": 6, "body": "large"}}
+    assert result.kept == {}
+
+
+def test_unchanged_value_of_swapped_keys_comes_from_the_row_it_was_in() -> None:
+    before = {(1,): {"id": 1, "body": "one"}, (2,): {"id": 2, "body": "two"}}
+    result = folded(
+        update(ORDERS, old_key={"id": 1}, unchanged=["body"], id=9),
+        update(ORDERS, old_key={"id": 2}, unchanged=["body"], id=1),
+        update(ORDERS, old_key={"id": 9}, unchanged=["body"], id=2),
+    )
+    after = applied(before, result)
+    assert {key: row["body"] for key, row in after.items()} == {(1,): "two", (2,): "one"}
+
+
+def test_nothing_before_a_truncate_counts() -> None:
+    result = folded(insert(ORDERS, id=1), truncate(ORDERS), insert(ORDERS, id=2))
+    assert result.truncated
+    assert result.rows.column("c1").to_pylist() == [2]
+
+
+def test_rows_of_an_earlier_shape_have_nulls_in_new_columns() -> None:
+    later = TableShape(
+        ORDERS.relation_oid, "public", "orders", "d", (*ORDERS.columns, Column(7, "note", TEXT))
+    )  # fmt: skip
+    result = folded(insert(ORDERS, id=1), insert(ORDERS, id=2), insert(later, id=3, note="new"), shape=later)
+    assert result.rows.column("c7").to_pylist() == [None, None, "new"]
+
+
+def test_update_of_a_table_without_key_is_refused() -> None:
+    keyless = table_shape(key=())
+    assert folded(insert(keyless, id=1), insert(keyless, id=1), shape=keyless).rows.num_rows == 2
+    with pytest.raises(TableError, match="has no key"):
+        folded(update(keyless, id=1), shape=keyless)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[TableShape, dict[tuple[Any, ...], Row], list[Change]]:
+    """A table with rows, and changes that Postgres could send for it."""
+    shape = table_shape(key=draw(st.sampled_from([("id",), ("id", "region")])))
+    keys = (
+        st.tuples(st.integers(1, 4), st.sampled_from(["n", "s"])) if len(shape.key_columns) > 1 else st.integers(1, 5)
+    )
+
+    def row_of(key: Any) -> Row:
+        named = {"id": key, "region": "n"} if isinstance(key, int) else {"id": key[0], "region": key[1]}
+        return named | {"amount": draw(st.integers(0, 99)), "body": draw(st.sampled_from(["a", "b", None, "large"]))}
+
+    def key_of(row: Row) -> Row:
+        return {column.name: row[column.name] for column in shape.key_columns}
+
+    before = model(shape, [insert(shape, **row_of(key)) for key in draw(st.lists(keys, max_size=5))])
+    changes: list[Change] = []
+    for _ in range(draw(st.integers(1, 25))):
+        now = model(shape, changes, before.values())
+        row = row_of(draw(keys))
+        exists = tuple(key_of(row).values()) in now
+        kind = draw(st.sampled_from(["write", "write", "write", "delete", "move", "move", "truncate"]))
+        if kind == "truncate" and draw(st.integers(0, 3)) == 0:
+            changes.append(truncate(shape))
+        elif kind == "delete" and exists:
+            changes.append(delete(shape, **key_of(row)))
+        elif kind == "move" and now and not exists:
+            source = draw(st.sampled_from(sorted(now.values(), key=str)))
+            kept = draw(st.sampled_from([(), ("body",)]))
+            shown = {name: value for name, value in row.items() if name not in kept}
+            changes.append(update(shape, old_key=key_of(source), unchanged=kept, **shown))
+        elif exists:
+            kept = draw(st.sampled_from([(), ("body",)]))
+            changes.append(update(shape, unchanged=kept, **{k: v for k, v in row.items() if k not in kept}))
+        else:
+            changes.append(insert(shape, **row))
+    return shape, before, changes
+
+
+@given(histories())
+def test_folding_equals_applying_one_by_one(
+    history: tuple[TableShape, dict[tuple[Any, ...], Row], list[Change]],
+) -> None:
+    shape, before, changes = history
+    assert applied(before, folded(*changes, shape=shape)) == model(shape, changes, before.values())
