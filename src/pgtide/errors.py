@@ -69,5 +69,9 @@ class DecodeError(PgtideError):
     """The server sent something that cannot be decoded."""
 
 
+class NoBinaryFormError(DecodeError):
+    """A value has no binary form; the stream can be read as text."""
+
+
 class TableError(PgtideError):
     """Trouble of one table: it is parked, the others go on."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
 REGISTRY = CollectorRegistry()
 _NAMESPACE = "pgtide"
@@ -21,6 +21,16 @@ def counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
 def gauge(name: str, meaning: str, labels: Sequence[str] = ()) -> Gauge:
     """A number that goes up and down, shown as `pgtide_<name>`."""
     return Gauge(name, meaning, labels, namespace=_NAMESPACE, registry=REGISTRY)
+
+
+def histogram(name: str, meaning: str) -> Histogram:
+    """How often a time in seconds fell into which range, shown as `pgtide_<name>_bucket`, `_sum` and `_count`."""
+    return Histogram(name, meaning, namespace=_NAMESPACE, registry=REGISTRY)
+
+
+def serve(address: str, port: int) -> None:
+    """Answers HTTP requests for /metrics in a thread of its own, until the process ends."""
+    start_http_server(port, address, REGISTRY)
 
 
 def exposition() -> bytes:

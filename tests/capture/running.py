@@ -23,9 +23,15 @@ from tests.database import Database
 from tests.waiting import wait_for
 
 
-def configuration(database: Database, folder: Path, initial: Literal["bulk", "none"] = "none", **source: Any) -> Config:
+def configuration(
+    database: Database,
+    folder: Path,
+    initial: Literal["bulk", "none"] = "none",
+    slot_suffix: str = "",
+    **source: Any,
+) -> Config:
     config = Config(
-        source=Source(dsn=database.dsn, slot=database.name, **source),
+        source=Source(dsn=database.dsn, slot=database.name + slot_suffix, **source),
         log=Log(path="log"),
         snapshot=Snapshot(initial=initial),
     )
@@ -44,6 +50,7 @@ def capturing(config: Config) -> Iterator[list[CaptureState]]:
             capture.run(stop)
         except BaseException as error:  # noqa: BLE001 - raised again below
             failure.append(error)
+            states.append(CaptureState("stopped", str(error)))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -83,7 +90,8 @@ def changes(reader: LogReader, table: str) -> list[dict[str, Any]]:
     for piece in reader.plan(reader.first_offset(), reader.end().end_offset, shape.relation_oid):
         found = reader.read(piece)
         names = {column.storage_name: column.name for column in found.shape.columns}
-        rows += [{names.get(key, key): value for key, value in row.items()} for row in found.rows.to_pylist()]
+        for row in found.rows.to_pylist():
+            rows.append({"_old": 0} | {names.get(key, key): value for key, value in row.items()})
     return sorted(rows, key=lambda row: row["_offset"])
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from pgtide.change import Op
+from pgtide.config import Capture as CaptureSection
 from pgtide.errors import LogError, SlotError
 from pgtide.log.control import offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
 from pgtide.lsn import parse_lsn
+from pgtide.replication.channels import LibpqChannel, SocketChannel
 from tests.capture.running import (
     capturing,
     changes,
@@ -221,3 +225,73 @@ def test_a_snapshot_that_is_asked_for_is_offered_and_let_go(database: Database, 
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
         )
         wait_for(lambda: database.rows(f"{holders} AND pid <> pg_backend_pid()") == [(0,)], what="the snapshot to go")
+
+
+def test_a_type_without_binary_form_inside_an_array_is_read_as_text(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, rights aclitem[], note text)")
+    config = configuration(database, tmp_path)
+    with capturing(config) as states:
+        database.execute("INSERT INTO t VALUES (1, '{postgres=r/postgres}', 'as text')")
+        reader = wait_until_captured(database, config)
+    (row,) = changes(reader, "public.t")
+    assert (row["id"], row["rights"], row["note"]) == (1, ["postgres=r/postgres"], "as text")
+    assert any("going on with values as text" in state.detail for state in states)
+
+
+def test_a_publication_that_is_dropped_stops_the_capture(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgtide.capture.watch.INTERVAL_S", 0.1)
+    database.execute(TABLE)
+
+    def drop_it() -> None:
+        with capturing(configuration(database, tmp_path)) as states:
+            database.execute("DROP PUBLICATION pgtide")
+            wait_for(lambda: states[-1].phase == "stopped", what="the capture to stop")
+
+    with pytest.raises(SlotError, match="publication pgtide was dropped"):
+        drop_it()
+
+
+def test_the_capture_serves_its_metrics(database: Database, tmp_path: Path) -> None:
+    database.execute(TABLE)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = configuration(database, tmp_path)
+    config = config.model_copy(update={"capture": CaptureSection(metrics_port=port)}).at(config.file)
+    with capturing(config):
+        database.execute("INSERT INTO t (id) VALUES (1)")
+        wait_until_captured(database, config)
+        shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    values = dict(line.rsplit(" ", 1) for line in shown.splitlines() if not line.startswith("#"))
+    assert float(values["pgtide_capture_rows_total"]) >= 1
+    assert float(values["pgtide_capture_transactions_total"]) >= 1
+    assert float(values["pgtide_capture_durable_lsn"]) > 0
+    assert "pgtide_slot_retained_wal_bytes" in values
+
+
+def test_libpq_and_the_socket_itself_give_the_same_log(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(TABLE)
+    seen = {}
+    for channel in (LibpqChannel, SocketChannel):
+        folder = tmp_path / channel.__name__
+        folder.mkdir()
+        config = configuration(database, folder, slot_suffix=channel.__name__.lower())
+        monkeypatch.setattr("pgtide.replication.stream.open_channel", channel)
+        with capturing(config):
+            pass
+        seen[channel] = config
+    database.execute(
+        "INSERT INTO t SELECT i, repeat('é', i) FROM generate_series(1, 3000) i", "DELETE FROM t WHERE id = 7"
+    )
+    logs = []
+    for channel, config in seen.items():
+        monkeypatch.setattr("pgtide.replication.stream.open_channel", channel)
+        with capturing(config):
+            database.execute("SELECT 1")
+            logs.append(changes(wait_until_captured(database, config), "public.t"))
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 3001

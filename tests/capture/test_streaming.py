@@ -18,6 +18,7 @@ from tests.capture.running import (
     source_rows,
     wait_until_captured,
 )
+from tests.capture.test_crashes import LARGE
 from tests.database import Database
 from tests.waiting import wait_for
 
@@ -110,7 +111,7 @@ def test_interleaved_streams_with_savepoints_equal_the_source(seed: int, streame
     assert stats[0][0] > 0, "the server should have streamed"
 
 
-@pytest.mark.parametrize("point", ["log.large.adopted", "log.large.written"])
+@pytest.mark.parametrize("point", LARGE)
 def test_killed_around_the_commit_of_a_spooled_transaction(point: str, streamed: Database, tmp_path: Path) -> None:
     config = small_memory(configuration(streamed, tmp_path))
     with capturing(config):

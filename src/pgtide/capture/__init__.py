@@ -1,9 +1,10 @@
 """The capture: the process that owns the slot and appends to the log.
 
-    start      first start, restart and what must hold before streaming
-    pipeline   socket → decoder → transactions → log, and the acknowledgement back
-    whole      transactions that come whole, a column at a time
-    assemble   decoded messages → committed transactions, in commit order
-    appender   the thread that makes them durable, whatever the disk does
-    keeper     keeps the database snapshot of a load alive
+start      first start, restart and what must hold before streaming
+pipeline   socket → decoder → transactions → log, and the acknowledgement back
+whole      transactions that come whole, a column at a time
+assemble   decoded messages → committed transactions, in commit order
+appender   the thread that makes them durable, whatever the disk does
+watch      slot and publication as they are meanwhile; the capture's metrics
+keeper     keeps the database snapshot of a load alive
 """

@@ -11,6 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import pyarrow.compute as pc
+
+from pgtide.capture import watch
 from pgtide.capture.whole import Idle
 from pgtide.change import Committed, LargeTransaction
 from pgtide.errors import PgtideError, TransientError
@@ -135,12 +138,15 @@ class Appender:
 
     def _step(self, item: LargeTransaction | Reset) -> Callable[[], None]:
         if isinstance(item, LargeTransaction):
+            watch.transactions.inc()
             return lambda: self._writer.write_large(item)
         return self._writer.forget_unfinished
 
     def _write(self, pieces: list[Committed]) -> None:
         if pieces:
-            self._write_or_wait(lambda: self._writer.write(pieces))
+            with watch.flush_seconds.time():
+                self._write_or_wait(lambda: self._writer.write(pieces))
+            watch.transactions.inc(sum(int(pc.sum(piece.transactions["ends"]).as_py()) for piece in pieces))
 
     def _write_or_wait(self, step: Callable[[], None]) -> None:
         """Does one step on the log.  After a failure: a new epoch, then the same step with the same rows.

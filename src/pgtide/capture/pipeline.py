@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.keeper import SnapshotKeeper
@@ -20,9 +21,9 @@ from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
 from pgtide.capture.whole import HELD_BYTES
 from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
-from pgtide.errors import TransientError
+from pgtide.errors import DecodeError, TransientError
 from pgtide.failpoints import declare, reach
-from pgtide.metrics import counter, gauge
+from pgtide.metrics import serve
 from pgtide.replication.preflight import SourceFacts, check_source
 from pgtide.replication.stream import ReplicationStream
 from pgtide.transactions.buffer import TransactionBuffer
@@ -36,11 +37,6 @@ _IDLE_WAIT_MS = 500
 _CONTROL_INTERVAL_S = 0.2
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 10.0
 _CLOSE_LIMIT_S = 1.0
-
-_rows = counter("capture_rows", "Changes received from the server.")
-_bytes = counter("capture_bytes", "Bytes of messages received from the server.")
-_reconnects = counter("capture_reconnects", "Times the connection to the server was opened again.")
-_durable = gauge("capture_durable_lsn", "Up to which LSN the log is durable.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +57,14 @@ class Capture:
         self._stream: ReplicationStream | None = None
         self._appender: Appender | None = None
         self._next_control = 0.0
+        self._binary = True
         self.streaming = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Checks the source, then captures; a source that is not ready is told before anything is touched."""
         facts = check_source(self._config, stop)
+        if self._config.capture.metrics_port:
+            serve("127.0.0.1", self._config.capture.metrics_port)
         try:
             self._run(facts, stop)
         finally:
@@ -90,11 +89,17 @@ class Capture:
             began = time.monotonic()
             try:
                 self._connected(facts, stop)
+            except DecodeError as error:
+                # A value whose binary form is not to be had, or not understood, can be read as text.
+                if not self._binary:
+                    raise
+                self._binary = False
+                self._on_state(CaptureState("waiting", f"{error.what}; going on with values as text"))
             except TransientError as error:
                 if time.monotonic() - began > _RETRY_LAST_S:
                     pause_s = _RETRY_FIRST_S
                 self._on_state(CaptureState("waiting", error.what))
-                _reconnects.inc()
+                watch.reconnects.inc()
                 stop.wait(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, _RETRY_LAST_S)
 
@@ -112,7 +117,7 @@ class Capture:
             self._appender.raise_failure()
             durable_lsn = self._appender.durable_lsn
             check_can_go_on(self._config, facts, sides, durable_lsn, stop)
-            options = stream_options(facts.server_version, sides.publications)
+            options = stream_options(facts.server_version, sides.publications, binary=self._binary)
             self._stream = ReplicationStream(
                 sides.replication,
                 self._config.source.slot,
@@ -155,14 +160,15 @@ class Capture:
     ) -> None:
         """The loop: read what came, decode it, hand it on, answer."""
         decoder = Decoder(sides.catalog.shape_for)
+        source = watch.SourceWatch(sides.side, self._config.source.slot, sides.publications)
         acknowledged, answered_at = 0, 0.0
         while not stop.is_set():
             received = stream.read(_IDLE_WAIT_MS)
             if received is not None:
                 decoded = decoder.feed(Frames(received.buffer, received.starts, received.ends))
                 reach(_DECODED)
-                _rows.inc(decoded.changes)
-                _bytes.inc(received.nbytes)
+                watch.rows.inc(decoded.changes)
+                watch.received_bytes.inc(received.nbytes)
                 self._send(list(assembler.feed(decoded)), appender, stream, stop)
             appender.raise_failure()
             now = time.monotonic()
@@ -172,10 +178,11 @@ class Capture:
                 if durable_lsn > acknowledged:
                     reach(_ACKNOWLEDGED)
                 acknowledged, answered_at = durable_lsn, now
-                _durable.set(durable_lsn)
+                watch.durable_lsn.set(durable_lsn)
             if now >= self._next_control:
                 self._next_control = now + _CONTROL_INTERVAL_S
                 self._keeper.serve()
+                source.look(now, durable_lsn)
         if appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 
@@ -192,14 +199,14 @@ class Capture:
                     stream.send_status(appender.durable_lsn)
 
 
-def stream_options(server_version: int, publications: tuple[str, ...]) -> dict[str, str]:
+def stream_options(server_version: int, publications: tuple[str, ...], *, binary: bool = True) -> dict[str, str]:
     """pgoutput's options for this server: large transactions come in blocks while they are in progress."""
     protocol = 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2
     names = ",".join('"' + name.replace('"', '""') + '"' for name in publications)
     return {
         "proto_version": str(protocol),
         "publication_names": names,
-        "binary": "true",
+        "binary": "true" if binary else "false",
         "messages": "true",
         "streaming": "on",
     }

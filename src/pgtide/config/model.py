@@ -115,6 +115,7 @@ class Capture(Section):
     )
     spool_path: str = Field("", description='Folder of the spool; "": in the log\'s folder.')
     spool_max_bytes: int = Field(0, ge=0, description="What the spool may take on disk; 0: no limit.")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus metrics at this loopback port; 0: none.")
 
 
 class Mirror(Section):

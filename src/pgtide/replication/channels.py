@@ -22,7 +22,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg import pq
 
-from pgtide.errors import DecodeError, PgtideError, SlotError, TransientError
+from pgtide.errors import DecodeError, NoBinaryFormError, PgtideError, SlotError, TransientError
 
 PADDING_BYTES = 64  # decoders may look that far beyond the last message
 _RECEIVE_BYTES = 1 << 20
@@ -31,6 +31,7 @@ _FRAME = struct.Struct(">cI")
 _length_at = struct.Struct(">xI").unpack_from
 _COPY_DATA, _ERROR, _COPY_DONE = ord("d"), ord("E"), ord("c")
 _SKIPPED = frozenset(b"NSA")  # notice, parameter status, notification
+_UNDEFINED_FUNCTION = "42883"
 _SLOT_STATES = {"42704", "55000", "55006"}  # does not exist, lost or not logical, active elsewhere
 
 
@@ -149,6 +150,7 @@ class SocketChannel:
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
         self._buffer = bytearray(_RECEIVE_BYTES + PADDING_BYTES)
         self._begin = self._end = 0  # received and not yet handed on
+        self._over = False
 
     def start(self, command: bytes) -> None:
         query = command + b"\0"
@@ -166,6 +168,8 @@ class SocketChannel:
         return self._socket.fileno()
 
     def receive(self) -> Received | None:
+        if self._over:  # the end of the stream is in the buffer already: nothing more will come
+            return self._whole_messages()
         self._make_room()
         try:
             received = self._socket.recv_into(memoryview(self._buffer)[self._end : -PADDING_BYTES])
@@ -242,7 +246,7 @@ class SocketChannel:
             if kinds[index] in _SKIPPED:
                 continue
             if index:
-                self._begin = int(bounds[index])
+                self._begin, self._over = int(bounds[index]), True
                 bounds, kinds = bounds[: index + 1], kinds[:index]
                 break
             if kinds[index] == _ERROR:
@@ -270,6 +274,8 @@ class SocketChannel:
 
 
 def _stream_error(message: str, sqlstate: str, slot: str) -> PgtideError:
+    if sqlstate == _UNDEFINED_FUNCTION and "binary output" in message:
+        return NoBinaryFormError(f"the server has no binary form for a value: {message}")
     if sqlstate in _SLOT_STATES:
         return SlotError(f'replication slot "{slot}" cannot be used: {message}')
     return TransientError(f"the replication stream ended: {message or 'the connection was lost'}")

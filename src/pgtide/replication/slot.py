@@ -31,6 +31,7 @@ class SlotState:
     confirmed_flush_lsn: int
     wal_status: str  # reserved, extended, unreserved, lost
     invalidation_reason: str
+    wal_end_lsn: int
     retained_wal_bytes: int
     safe_wal_bytes: int | None
 
@@ -45,9 +46,9 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
     """What the server says of the slot; None if it has none of that name."""
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(
-            """SELECT s.*, pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-                             ELSE pg_current_wal_lsn() END, restart_lsn) AS retained
-               FROM pg_replication_slots s WHERE slot_name = %s""",
+            """SELECT s.*, wal_end::text, pg_wal_lsn_diff(wal_end, restart_lsn) AS retained
+               FROM pg_replication_slots s, (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                   ELSE pg_current_wal_lsn() END AS wal_end) w WHERE slot_name = %s""",
             [name],
         ).fetchone()
     if row is None:
@@ -61,6 +62,7 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
         confirmed_flush_lsn=parse_lsn(row["confirmed_flush_lsn"] or "0/0"),
         wal_status=row["wal_status"] or "lost",
         invalidation_reason=row.get("invalidation_reason") or "",
+        wal_end_lsn=parse_lsn(row["wal_end"]),
         retained_wal_bytes=int(row["retained"] or 0),
         safe_wal_bytes=row["safe_wal_size"],
     )

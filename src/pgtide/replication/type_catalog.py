@@ -51,10 +51,10 @@ class TypeCatalog:
             oids = {oid for entry in found.values() for oid in entry.refers_to}
 
     def resolve(self, oid: int, typmod: int = -1, dimensions: int = 0) -> PgType:
-        """The type as a column with this modifier and attndims uses it; a type that is gone becomes text."""
+        """The type as a column with this modifier and attndims uses it; a type that is gone is `unknown`."""
         entry = self._entries.get(oid)
         if entry is None:
-            return PgType(oid, "text")
+            return PgType(oid, "unknown")  # its text is understood, its binary form would not be
         if entry.kind == "array":
             return PgType(oid, entry.name, "array", typmod, self.resolve(entry.element, typmod), max(1, dimensions))
         element = None

@@ -1,0 +1,96 @@
+"""The whole pipeline, killed at every kill point of load and mirror in turn: in the end every table equals its source.
+
+One chain of runs over one database, under traffic from before the first start: each run is `pgtide run` as a child
+that dies at its point, the next one goes on from what that left.  Starting Spark takes most of the time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import pgtide
+from pgtide import failpoints
+from tests.capture.test_crashes import kill_points as capture_points
+from tests.capture.test_crashes import traffic
+from tests.database import Database
+
+# In the order in which a first start and the batches after it reach them.
+LOAD = ("mirror.table.created", "load.table.begun", "load.range.appended", "load.table.closed", "load.finished")
+BATCH = (
+    "mirror.branch.created",
+    "mirror.merged",
+    "mirror.forwarded",
+    "mirror.point.ready",
+    "mirror.point.published",
+    "mirror.reported",
+)
+
+_DEATH_LIMIT_S = 120
+
+
+def all_points() -> set[str]:
+    for module in pkgutil.walk_packages(pgtide.__path__, "pgtide."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return set(failpoints.declared())
+
+
+def run_pgtide(config: Path, *arguments: str, points: str = "") -> int:
+    done = subprocess.run(
+        [sys.executable, "-m", "pgtide", "run", "--config", str(config), *arguments],
+        env=os.environ | {failpoints.ENVIRONMENT_VARIABLE: points},
+        capture_output=True,
+        text=True,
+        timeout=_DEATH_LIMIT_S,
+        check=False,
+    )
+    if points:
+        assert done.returncode == -signal.SIGKILL, f"{points} was not reached:\n{done.stderr}"
+    else:
+        assert done.returncode == 0, done.stderr
+    return done.returncode
+
+
+def source(database: Database, table: str) -> list[tuple[Any, ...]]:
+    return database.rows(f"SELECT id, n, note FROM {table} ORDER BY id")
+
+
+def mirror(spark: SparkSession, warehouse: Path, table: str) -> list[tuple[Any, ...]]:
+    rows = spark.read.format("iceberg").load(str(warehouse / "public" / table)).select("id", "n", "note")
+    return [tuple(row) for row in rows.orderBy("id").collect()]
+
+
+@pytest.mark.timeout(900)
+def test_pipeline_killed_at_every_point_of_load_and_mirror(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    for table in "ab":
+        database.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)",
+            f"INSERT INTO {table} SELECT -i, i, 'before' FROM generate_series(1, 500) i",
+        )
+    config = tmp_path / "pgtide.toml"
+    config.write_text(
+        f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n[log]\npath = "log"\n'
+        '[mirror]\nwarehouse = "lake"\ntrigger_seconds = 0.1\n'
+    )
+    with traffic(database, pause_s=0.02):
+        for point in (*LOAD, *BATCH):
+            run_pgtide(config, points=f"{point}=kill")
+    run_pgtide(config, "--until-caught-up")
+    for table in "ab":
+        assert mirror(spark, tmp_path / "lake", table) == source(database, table), table
+
+
+def test_every_kill_point_is_visited_by_a_crash_test() -> None:
+    assert all_points() == {*capture_points(), *LOAD, *BATCH}
