@@ -143,3 +143,26 @@ def test_a_connection_lost_inside_a_streamed_transaction_leaves_no_trace(streame
         reader = wait_until_captured(streamed, config)
     for table in "ab":
         assert replayed(reader, f"public.{table}") == source_rows(streamed, table)
+
+
+def test_a_transaction_knows_its_origin(streamed: Database, tmp_path: Path) -> None:
+    config = configuration(streamed, tmp_path)
+    origin = f"elsewhere_{streamed.name}"
+    with capturing(config), streamed.connect(autocommit=False) as connection:
+        connection.execute("SELECT pg_replication_origin_create(%s)", [origin])
+        connection.execute("SELECT pg_replication_origin_session_setup(%s)", [origin])
+        connection.commit()
+        connection.execute("SELECT pg_replication_origin_xact_setup('0/1234', now())")
+        connection.execute("INSERT INTO a VALUES (1, 'replicated')")
+        connection.commit()
+        connection.execute("SELECT pg_replication_origin_xact_setup('0/5678', now())")
+        connection.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(2, 2000) i")
+        connection.commit()
+        connection.execute("SELECT pg_replication_origin_session_reset()")
+        connection.commit()
+        streamed.execute("INSERT INTO b VALUES (1, 'our own')")
+        reader = wait_until_captured(streamed, config)
+        connection.execute("SELECT pg_replication_origin_drop(%s)", [origin])
+        connection.commit()
+    found = reader.transactions(0, reader.end().end_offset)
+    assert found["origin"].to_pylist() == [origin, origin, None]

@@ -33,6 +33,7 @@ class Assembler:
         self._buffer = buffer
         self._whole = WholeTransactions(durable_lsn, held_bytes)
         self._streaming: int | None = None  # xid of the stream block that we are in
+        self._origins: dict[int, str] = {}  # of streamed transactions
         buffer.forget_all()
 
     def feed(self, decoded: Decoded) -> list[Piece]:
@@ -55,6 +56,8 @@ class Assembler:
                 pieces += self._whole.feed(part)
             else:
                 self._append(self._streaming, part)
+                for origin in part.origins.values():
+                    self._origins[self._streaming] = origin
             if not last:
                 pieces += self._control(decoded.controls[edge])
             first_control, first_change = edge + 1, change
@@ -92,7 +95,9 @@ class Assembler:
         if commit_lsn < self._durable_lsn:
             self._buffer.forget(xid)
             return []
-        committed = self._buffer.commit(xid, Commit(commit_lsn, end_lsn, int(control["timestamp_us"])))
+        origin = self._origins.pop(xid, None)
+        commit = Commit(commit_lsn, end_lsn, int(control["timestamp_us"]), origin=origin)
+        committed = self._buffer.commit(xid, commit)
         if isinstance(committed, LargeTransaction):
             return [committed]
         return [*committed] or [Idle(end_lsn)]
@@ -106,4 +111,7 @@ def _part(decoded: Decoded, controls: slice, first_change: int, end_change: int)
         if rows.num_rows:
             tables.append(ShapedRows(table.shape, rows))
     shown: npt.NDArray[Any] = decoded.controls[controls]
-    return Decoded(first_change, end_change - first_change, tuple(tables), shown, {}, {}, decoded.wal_end)
+    origins = {
+        at - controls.start: name for at, name in decoded.origins.items() if controls.start <= at < controls.stop
+    }
+    return Decoded(first_change, end_change - first_change, tuple(tables), shown, origins, {}, decoded.wal_end)

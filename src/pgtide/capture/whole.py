@@ -8,6 +8,7 @@ is handed on in pieces, which readers cannot see before the last one is durable.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,17 @@ class _Spans:
     fields: npt.NDArray[Any]  # controls: Begin, with the Commit's end LSN filled in where it is there
     kinds: npt.NDArray[np.uint8]
     ends: npt.NDArray[np.bool_]
+    origins: npt.NDArray[np.object_]
 
     def select(self, which: slice) -> _Spans:
-        return _Spans(self.starts[which], self.stops[which], self.fields[which], self.kinds[which], self.ends[which])
+        return _Spans(
+            self.starts[which],
+            self.stops[which],
+            self.fields[which],
+            self.kinds[which],
+            self.ends[which],
+            self.origins[which],
+        )
 
 
 class WholeTransactions:
@@ -54,6 +63,7 @@ class WholeTransactions:
         self._durable_lsn = durable_lsn  # transactions that end here or before are in the log already
         self._held_limit_bytes = held_bytes
         self._open: npt.NDArray[Any] | None = None  # Begin of the transaction whose Commit has not come yet
+        self._open_origin: str | None = None
         self._open_place = 0  # how many changes of it came in earlier feeds
         self._held: list[Committed] = []
         self._held_bytes = 0
@@ -98,9 +108,19 @@ class WholeTransactions:
         if len(begins) > len(commits):
             stops, ends[-1] = np.append(stops, last_change), False
         kinds = np.full(len(begins), TransactionKind.COMMIT, np.uint8)
-        return self._with_messages(
-            decoded, _Spans(starts.astype(np.int64), stops.astype(np.int64), fields, kinds, ends)
-        )
+        origins = self._origins(decoded, len(begins))
+        spans = _Spans(starts.astype(np.int64), stops.astype(np.int64), fields, kinds, ends, origins)
+        return self._with_messages(decoded, spans)
+
+    def _origins(self, decoded: Decoded, transactions: int) -> npt.NDArray[np.object_]:
+        """Where each transaction was written first, for those that were themselves replicated; else None."""
+        origins = np.full(transactions, None)
+        if self._open is not None:
+            origins[0] = self._open_origin
+        begun = np.cumsum(decoded.controls["kind"] == _BEGIN) + (self._open is not None)
+        for index, name in decoded.origins.items():
+            origins[begun[index] - 1] = name
+        return origins
 
     def _with_messages(self, decoded: Decoded, spans: _Spans) -> _Spans:
         """Non-transactional messages come between transactions: each becomes one of its own."""
@@ -114,7 +134,7 @@ class WholeTransactions:
             lsns = table.rows["c4"].to_numpy()[alone]
             fields = np.zeros(len(changes), spans.fields.dtype)
             fields["commit_lsn"], fields["end_lsn"] = lsns, lsns
-            fields["timestamp_us"] = decoded.controls["timestamp_us"][-1] if len(decoded.controls) else 0
+            fields["timestamp_us"] = time.time_ns() // 1000  # the message itself has no time: when it was received
             kinds = np.full(len(changes), TransactionKind.MESSAGE, np.uint8)
             order = np.argsort(np.concatenate((spans.starts, changes)), kind="stable")
             spans = _Spans(
@@ -123,6 +143,7 @@ class WholeTransactions:
                 np.concatenate((spans.fields, fields))[order],
                 np.concatenate((spans.kinds, kinds))[order],
                 np.concatenate((spans.ends, np.ones(len(changes), np.bool_)))[order],
+                np.concatenate((spans.origins, np.full(len(changes), None)))[order],
             )
         return spans
 
@@ -173,6 +194,7 @@ class WholeTransactions:
             seen = int(spans.stops[-1] - spans.starts[-1])
             self._open_place = seen + (self._open_place if continues else 0)
             self._open = spans.fields[-1:]
+            self._open_origin = spans.origins[-1]
         elif len(spans.ends):
             self._open, self._open_place = None, 0
 
@@ -212,7 +234,7 @@ def _transactions(spans: _Spans, kept: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         zeros,
         pa.array((spans.stops - spans.starts)[kept]),
         pa.array(spans.ends[kept]),
-        pa.nulls(count, pa.string()),
+        pa.array(spans.origins[kept], pa.string()),
         pa.nulls(count, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=TRANSACTIONS)
