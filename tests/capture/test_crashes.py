@@ -35,8 +35,9 @@ ONCE = ("log.epoch.taken", "log.recovered", "log.segment.created")
 # Reached only by a start that finds something to recover.
 RECOVERY = ("log.recovery.copied", "log.recovery.named")
 
-# Visited by test_streaming, which has transactions large enough.
+# Visited elsewhere: by test_streaming, which has transactions large enough, and by tests/cli/test_log.py.
 LARGE = ("log.large.adopted", "log.large.written")
+RETENTION = ("log.retention.recorded",)
 
 
 def kill_points() -> list[str]:
@@ -44,7 +45,7 @@ def kill_points() -> list[str]:
 
 
 def is_ordinary(point: str) -> bool:
-    return not point.startswith(FIRST_START) and point not in RECOVERY + LARGE
+    return not point.startswith(FIRST_START) and point not in RECOVERY + LARGE + RETENTION
 
 
 @contextmanager
@@ -173,4 +174,4 @@ def test_capture_goes_on_by_itself_after_the_disk_was_full(point: str, prepared:
 
 
 def test_the_special_points_are_points() -> None:
-    assert {*RECOVERY, *LARGE, *ONCE} < set(kill_points())
+    assert {*RECOVERY, *LARGE, *RETENTION, *ONCE} < set(kill_points())

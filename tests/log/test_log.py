@@ -158,7 +158,7 @@ def test_a_range_that_is_not_there_is_an_error(path: Path) -> None:
     with pytest.raises(LogRangeError, match="beyond the end"):
         reader.plan(0, 3)
     min((path / "segments").iterdir()).unlink()
-    with pytest.raises(LogRangeError, match="retention removed"):
+    with pytest.raises(LogCorruptError, match="retention did not remove"):
         LogReader(path).plan(0, 2)
 
 

@@ -7,4 +7,5 @@ assemble   decoded messages → committed transactions, in commit order
 appender   the thread that makes them durable, whatever the disk does
 watch      slot and publication as they are meanwhile; the capture's metrics
 keeper     keeps the database snapshot of a load alive
+tidy       retention, now and then
 """

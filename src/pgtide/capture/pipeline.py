@@ -18,6 +18,7 @@ from pgtide.capture.appender import Appender, Reset, Work
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.keeper import SnapshotKeeper
 from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
+from pgtide.capture.tidy import Tidier
 from pgtide.capture.whole import HELD_BYTES
 from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
@@ -54,6 +55,7 @@ class Capture:
         self._config = config
         self._on_state = on_state
         self._keeper = SnapshotKeeper(config)
+        self._tidier = Tidier(config.log_path, config.log, self._warn)
         self._stream: ReplicationStream | None = None
         self._appender: Appender | None = None
         self._next_control = 0.0
@@ -150,6 +152,9 @@ class Capture:
         spool = Spool(self._config.spool_path, capture.spool_max_bytes)
         return TransactionBuffer(spool, capture.transaction_memory_bytes)
 
+    def _warn(self, text: str) -> None:
+        self._on_state(CaptureState("streaming", text))
+
     def _on_durable(self) -> None:
         stream = self._stream
         if stream is not None:
@@ -182,6 +187,7 @@ class Capture:
             if now >= self._next_control:
                 self._next_control = now + _CONTROL_INTERVAL_S
                 self._keeper.serve()
+                self._tidier.look(now)
                 source.look(now, durable_lsn)
         if appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)

@@ -252,3 +252,63 @@ def bench(
             print(f"{key:40} {value:>14,.3f}")
     for peer, reason in result.not_run.items():
         print(f"{peer:40} not run: {reason}")
+
+
+log_app = typer.Typer(
+    no_args_is_help=True, help="Look at the change log: what is in it, live changes, a full check, retention by hand."
+)
+app.add_typer(log_app, name="log")
+
+
+@log_app.command("show", epilog=_EXIT_CODES)
+def log_show(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Whose log it is, how far it goes, its segments, readers and tables."""
+    from pgtide.cli.log import show
+
+    show(_configuration(config, settings), as_json=as_json)
+
+
+@log_app.command("tail", epilog=_EXIT_CODES)
+def log_tail(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="NAME", help="Only this table: schema.name.")] = None,
+    last: Annotated[int, typer.Option("--last", metavar="N", help="Begin N offsets before the end.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", metavar="", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The newest changes, one per line.
+
+    Example: `pgtide log tail --table public.orders --follow`
+    """
+    import threading
+
+    from pgtide.cli.log import positive, tail
+
+    found = _configuration(config, settings)
+    tail(found, threading.Event(), table=table, last=positive(last, "--last"), follow=follow, as_json=as_json)
+
+
+@log_app.command("check", epilog=_EXIT_CODES)
+def log_check(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Read all of it and check every checksum, and the order of offsets and commits. Exit code 1 if something is wrong."""
+    from pgtide.cli.log import check
+
+    if not check(_configuration(config, settings), as_json=as_json):
+        raise typer.Exit(1)
+
+
+@log_app.command("prune", epilog=_EXIT_CODES)
+def log_prune(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    hours: Annotated[float | None, typer.Option("--hours", help="Instead of log.retention_hours.")] = None,
+    max_bytes: Annotated[int | None, typer.Option("--max-bytes", help="Instead of log.max_bytes.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Do it; else it only shows what would go.")] = False,
+) -> None:
+    """Remove old changes now, by the rules of retention; first shows what would go and who would lose something."""
+    from pgtide.cli.log import prune
+
+    prune(_configuration(config, settings), hours=hours, max_bytes=max_bytes, yes=yes)

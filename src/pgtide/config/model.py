@@ -101,6 +101,13 @@ class Log(Section):
         10, ge=1, le=60_000, description="Under load, make changes durable at most this often."
     )
 
+    retention_hours: float = Field(
+        72, ge=0, description="Changes that every reader has passed are kept at least this long."
+    )
+    max_bytes: int = Field(
+        0, ge=0, description="Above this the oldest changes go, whoever still needs them; 0: no limit."
+    )
+
     @field_validator("path")
     @classmethod
     def _path_is_a_folder(cls, path: str) -> str:

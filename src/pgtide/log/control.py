@@ -1,4 +1,4 @@
-"""Notes that capture and readers leave for each other in the log's `control/` folder.
+"""Notes that capture, readers and retention leave for each other in the log's `control/` folder.
 
 A first load needs a database snapshot that agrees with a place in the stream, and only the capture can make one.  It
 offers it (`snapshot.json`); a load that finds none, or one that has died, asks for another (`snapshot-wanted.json`).
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pgtide.lsn import format_lsn, parse_lsn
 
 _OFFER = "snapshot.json"
 _REQUEST = "snapshot-wanted.json"
+_REMOVED = "removed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,26 @@ def requested_snapshot(log_path: Path) -> tuple[str, ...] | None:
 
 def withdraw_request(log_path: Path) -> None:
     _remove(log_path, _REQUEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What retention has taken: everything below `end_offset`; per relation the last offset of its changes there."""
+
+    end_offset: int = 0
+    last_offsets: Mapping[int, int] = field(default_factory=dict)
+
+
+def record_removed(log_path: Path, removed: Removed) -> None:
+    tables = {str(oid): last for oid, last in removed.last_offsets.items()}
+    _write(log_path, _REMOVED, {"end_offset": removed.end_offset, "tables": tables})
+
+
+def removed(log_path: Path) -> Removed:
+    data = _read(log_path, _REMOVED)
+    if data is None:
+        return Removed()
+    return Removed(data["end_offset"], {int(oid): last for oid, last in data["tables"].items()})
 
 
 def _write(log_path: Path, name: str, data: dict[str, Any]) -> None:

@@ -23,6 +23,11 @@ def folder_of(log_path: Path) -> Path:
     return log_path / "large"
 
 
+def first_offset_of(path: Path) -> int:
+    """Of the transaction whose rows the file holds."""
+    return int(path.name[:20])
+
+
 def adopt(files: Sequence[Path], log_path: Path, first_offset: int, epoch: int) -> list[tuple[str, int]]:
     """Makes the files durable under their names in the log; returns names and lengths.
 

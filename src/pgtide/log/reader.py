@@ -11,12 +11,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from pgtide.change import TIMESTAMP, TRANSACTIONS
-from pgtide.errors import LogRangeError
+from pgtide.errors import LogCorruptError, LogRangeError
 from pgtide.log.block import (
     HEADER_BYTES,
     BlockHeader,
@@ -27,6 +28,7 @@ from pgtide.log.block import (
     outside,
     parse_header,
 )
+from pgtide.log.control import removed
 from pgtide.log.identity import read_identity
 from pgtide.log.large import blocks_of, folder_of
 from pgtide.log.marker import read_marker
@@ -93,7 +95,9 @@ class LogRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
+    """Where a block is, and its header."""
+
     path: Path
     position: int
     header: BlockHeader
@@ -115,7 +119,7 @@ class LogReader:
     def first_offset(self) -> int:
         """The oldest offset that is still there (the end, when the log is empty)."""
         end_offset = self.end().end_offset
-        extents = self._extents(end_offset)
+        extents = self.extents()
         return extents[0].name.first_offset if extents else end_offset
 
     def shape(self, relation_oid: int, fingerprint: str) -> TableShape:
@@ -126,7 +130,7 @@ class LogReader:
         latest = self._shapes.latest_seen()
         end_offset = self.end().end_offset
         seen: set[int] = set()
-        for extent in reversed(self._extents(end_offset)):
+        for extent in reversed(self.extents()):
             if seen >= latest.keys():
                 break
             index = self._index(extent)
@@ -140,10 +144,16 @@ class LogReader:
         return {shape.qualified_name: shape for shape in latest.values()}
 
     def plan(self, start: int, end: int, relation_oid: int | None = None) -> list[Slice]:
-        """Where the rows with start <= offset < end are, in the order of the log."""
+        """Where the rows with start <= offset < end are, in the order of the log.
+
+        What retention took is an error, but not for a table none of whose changes from `start` on were taken.
+        """
+        first = self.first_offset()
+        if relation_oid is not None and start < first and removed(self.path).last_offsets.get(relation_oid, -1) < start:
+            start = min(first, end)
         return [
             piece
-            for block in self._blocks(start, end)
+            for block in self.blocks(start, end)
             for piece in self._slices(block, start, end)
             if relation_oid is None or piece.relation_oid == relation_oid
         ]
@@ -158,7 +168,7 @@ class LogReader:
             rows, transactions = _without_gone(rows, piece.large.gone), _one_transaction(piece.large)
         else:
             header = self._header(path, piece.position)
-            transactions = self._directory(_Block(path, piece.position, header)).transactions
+            transactions = self.directory(Block(path, piece.position, header)).transactions
         return LogRows(shape, _resolve(rows, transactions, piece.start, piece.end))
 
     def touched(self, start: int, end: int) -> dict[int, tuple[int, int]]:
@@ -174,13 +184,13 @@ class LogReader:
         """The furthest end of a transaction within both limits; at least one transaction, or `start` at the end."""
         end_offset = self.end().end_offset
         best, used_bytes = start, 0
-        for block in self._blocks(start, end_offset):
+        for block in self.blocks(start, end_offset):
             used_bytes += block.header.body_bytes
             fits = block.header.end_offset - start <= max_rows and used_bytes <= max_bytes
             if fits and block.header.ends_transaction:
                 best = block.header.end_offset
             elif not fits:
-                transactions = self._directory(block).transactions
+                transactions = self.directory(block).transactions
                 ends = transactions["end_offset"].to_numpy()[transactions["ends"].to_numpy(zero_copy_only=False)]
                 end: int
                 for end in ends[ends > start].tolist():
@@ -194,10 +204,10 @@ class LogReader:
     def position_after(self, lsn: int) -> int:
         """First offset of the first transaction with an end LSN above `lsn`; the end, when there is none."""
         end_offset = self.end().end_offset
-        for block in self._blocks(self.first_offset(), end_offset):
+        for block in self.blocks(self.first_offset(), end_offset):
             if block.header.last_end_lsn <= lsn:
                 continue
-            transactions = self._directory(block).transactions
+            transactions = self.directory(block).transactions
             later = np.flatnonzero(transactions["end_lsn"].to_numpy() > lsn)
             if len(later):
                 return int(transactions["first_offset"][int(later[0])].as_py())
@@ -206,16 +216,16 @@ class LogReader:
     def transactions(self, start: int, end: int) -> pa.Table:
         """The transactions that end after `start` and not after `end`, with the schema TRANSACTIONS."""
         batches = []
-        for block in self._blocks(start, end):
-            batch = self._directory(block).transactions
+        for block in self.blocks(start, end):
+            batch = self.directory(block).transactions
             ends = batch["end_offset"].to_numpy()
             kept = batch["ends"].to_numpy(zero_copy_only=False) & (ends > start) & (ends <= end)
             batches.append(batch.filter(pa.array(kept)))
         return pa.Table.from_batches(batches, TRANSACTIONS)
 
-    def _slices(self, block: _Block, start: int, end: int) -> Iterator[Slice]:
+    def _slices(self, block: Block, start: int, end: int) -> Iterator[Slice]:
         """The block's tables with rows in [start, end), also those in the files that it refers to."""
-        directory = self._directory(block)
+        directory = self.directory(block)
         for entry in directory.tables:
             if entry.first_offset < end and entry.last_offset >= start:
                 yield Slice(str(block.path), block.position, entry, start, end)
@@ -228,7 +238,7 @@ class LogReader:
         for name, length_bytes in large.files:
             path = folder_of(self.path) / name
             for position, header in blocks_of(path, length_bytes):
-                for entry in self._directory(_Block(path, position, header)).tables:
+                for entry in self.directory(Block(path, position, header)).tables:
                     low, high = first_offset + entry.first_offset, first_offset + entry.last_offset
                     if low < end and high >= start:
                         gone = tuple(
@@ -238,35 +248,47 @@ class LogReader:
                         shifted = replace(entry, first_offset=low, last_offset=high)
                         yield Slice(str(path), position, shifted, start, end, part)
 
-    def _extents(self, end_offset: int) -> list[Extent]:
-        return valid_extents(list_segments(self.path / "segments"), end_offset)
+    def extents(self) -> list[Extent]:
+        """The segments that count, in order, each with the offset where it stops to count."""
+        return valid_extents(list_segments(self.path / "segments"), self.end().end_offset)
 
-    def _blocks(self, start: int, end: int) -> Iterator[_Block]:
+    def slices(self, block: Block) -> Iterator[Slice]:
+        """All tables of a block."""
+        return self._slices(block, block.header.first_offset, block.header.end_offset)
+
+    def blocks(self, start: int, end: int) -> Iterator[Block]:
         """Blocks with rows in [start, end), ascending."""
         durable_end = self.end().end_offset
         if end > durable_end:
             raise LogRangeError(f"offset {end} is beyond the end of the log in {self.path} ({durable_end})")
         if start >= end:
             return
-        extents = self._extents(durable_end)
+        extents = self.extents()
         if not extents or start < extents[0].name.first_offset:
-            first = extents[0].name.first_offset if extents else durable_end
-            raise LogRangeError(
-                f"offsets {start} to {first} are no longer in the log in {self.path}: retention removed them",
-                remedy="start from a later offset (startingOffsets), or take a new snapshot of the tables",
-            )
+            self._raise_gone(start, extents[0].name.first_offset if extents else durable_end)
         begin = bisect.bisect_right([extent.name.first_offset for extent in extents], start) - 1
         for extent in extents[begin:]:
             if extent.name.first_offset >= end:
                 return
             yield from self._segment_blocks(self._index(extent), start, min(end, extent.end_offset))
 
-    def _segment_blocks(self, index: BlockIndex, start: int, end: int) -> Iterator[_Block]:
+    def _raise_gone(self, start: int, first: int) -> NoReturn:
+        if removed(self.path).end_offset >= first:
+            raise LogRangeError(
+                f"offsets {start} to {first} are no longer in the log in {self.path}: retention removed them",
+                remedy="start from a later offset (startingOffsets), or take a new snapshot of the tables",
+            )
+        raise LogCorruptError(
+            f"{self.path / 'segments'}: offsets {start} to {first} are missing, and retention did not remove them",
+            remedy="restore the segment files from a copy; `pgtide log check` tells what is left",
+        )
+
+    def _segment_blocks(self, index: BlockIndex, start: int, end: int) -> Iterator[Block]:
         for number in range(index.from_offset(start), len(index.headers)):
             header = index.headers[number]
             if header.first_offset >= end:
                 return
-            yield _Block(index.path, index.positions[number], header)
+            yield Block(index.path, index.positions[number], header)
 
     def _index(self, extent: Extent) -> BlockIndex:
         path = self.path / "segments" / str(extent.name)
@@ -277,7 +299,8 @@ class LogReader:
     def _header(self, path: Path, position: int) -> BlockHeader:
         return parse_header(read_range(path, position, HEADER_BYTES), f"{path} at byte {position}")
 
-    def _directory(self, block: _Block) -> Directory:
+    def directory(self, block: Block) -> Directory:
+        """What is in a block, without its rows."""
         key = (block.path, block.position)
         directory = self._directories.get(key)
         if directory is None:

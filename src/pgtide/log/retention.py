@@ -1,0 +1,120 @@
+"""Which segments may go, and making them go without anybody losing something unawares.
+
+A segment goes when every registered reader has passed it and it is older than the retention time; or, the oldest
+first, when the log is larger than its limit, and then readers that lose changes are named.  Before files are removed it
+is recorded, per table, up to which offset its changes go: a reader of a quiet table loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pgtide.errors import LogError
+from pgtide.failpoints import declare, reach
+from pgtide.log.control import Removed, record_removed, removed
+from pgtide.log.files import fsync_directory
+from pgtide.log.large import first_offset_of, folder_of
+from pgtide.log.reader import LogReader
+from pgtide.log.segment import Extent, list_segments
+
+_RECORDED = declare("log.retention.recorded", "what retention takes is recorded, no segment is removed yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    name: str
+    offset: int  # it still needs everything from here on
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What would go."""
+
+    segments: tuple[Path, ...]  # in the order of the log; superseded ones last
+    large: tuple[Path, ...]
+    end_offset: int  # changes below this offset go
+    nbytes: int
+    losers: tuple[Reader, ...]  # readers that have not read what goes
+
+
+def readers(log_path: Path) -> list[Reader]:
+    """The registered readers and what they still need."""
+    found = []
+    for file in sorted((log_path / "readers").glob("*.json")):
+        try:
+            content: dict[str, Any] = json.loads(file.read_bytes())
+            found.append(Reader(file.stem, int(content["offset"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise LogError(f"{file}: not the position of a reader: {error}", remedy="mend or remove the file") from None
+    return found
+
+
+def plan_removal(log_path: Path, *, retention_s: float, max_bytes: int, now_s: float | None = None) -> Removal:
+    """What the rules let go now.  The segment that is being written always stays."""
+    now_s = time.time() if now_s is None else now_s
+    log = LogReader(log_path)
+    extents = log.extents()
+    known = readers(log_path)
+    needed = min((reader.offset for reader in known), default=log.end().end_offset)
+    folder = log_path / "segments"
+    sizes = [_segment_bytes(log_path, extent) for extent in extents]
+    total, gone = sum(sizes), 0
+    for extent, size in zip(extents[:-1], sizes, strict=False):
+        passed = extent.end_offset <= needed and now_s - (folder / str(extent.name)).stat().st_mtime >= retention_s
+        if not passed and not (max_bytes and total > max_bytes):
+            break
+        total -= size
+        gone += 1
+    going = extents[:gone]
+    end_offset = going[-1].end_offset if going else (extents[0].name.first_offset if extents else 0)
+    void = _superseded(log_path, extents)
+    large = tuple(file for file in _large_files(log_path) if first_offset_of(file) < end_offset)
+    return Removal(
+        segments=(*(folder / str(extent.name) for extent in going), *void),
+        large=large,
+        end_offset=end_offset,
+        nbytes=sum(sizes[:gone]) + sum(file.stat().st_size for file in void),
+        losers=tuple(reader for reader in known if reader.offset < end_offset) if going else (),
+    )
+
+
+def remove(log_path: Path, removal: Removal) -> None:
+    """Records what goes, then removes the files; can be repeated."""
+    if not removal.segments:
+        return
+    log = LogReader(log_path)
+    first = log.first_offset()
+    last_offsets = dict(removed(log_path).last_offsets)
+    for relation_oid, (_, last) in log.touched(first, max(first, removal.end_offset)).items():
+        last_offsets[relation_oid] = max(last_offsets.get(relation_oid, -1), last)
+    record_removed(log_path, Removed(removal.end_offset, last_offsets))
+    reach(_RECORDED)
+    for file in (*removal.segments, *removal.large):
+        file.unlink(missing_ok=True)
+    fsync_directory(log_path / "segments")
+
+
+def _superseded(log_path: Path, extents: list[Extent]) -> tuple[Path, ...]:
+    """Segments of which no row counts any more, because a later writer began at or before their first offset."""
+    counting = {extent.name for extent in extents}
+    newest = max((name.epoch for name in counting), default=0)
+    names = list_segments(log_path / "segments")
+    return tuple(log_path / "segments" / str(name) for name in names if name not in counting and name.epoch < newest)
+
+
+def _segment_bytes(log_path: Path, extent: Extent) -> int:
+    large = sum(
+        file.stat().st_size
+        for file in _large_files(log_path)
+        if extent.name.first_offset <= first_offset_of(file) < extent.end_offset
+    )
+    return (log_path / "segments" / str(extent.name)).stat().st_size + large
+
+
+def _large_files(log_path: Path) -> list[Path]:
+    folder = folder_of(log_path)
+    return sorted(folder.glob("*.seg")) if folder.exists() else []
