@@ -1,4 +1,7 @@
-"""Types of extensions that a bare server lacks: bytes and texts as Postgres 15 with contrib sent and printed them."""
+"""Types of extensions that a bare server lacks: bytes and texts as Postgres 15 with contrib sent and printed them.
+
+PostGIS is the exception: its value is written after the description of EWKB, no server with it was asked.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from pgtide.demo.observe import CatchUp, Following, PointSeen, Seen
+from pgtide.demo.observe import CatchUp, PointSeen, Seen
 from pgtide.demo.shop import TABLES
 from pgtide.demo.traffic import Tally
 from pgtide.demo.view import LiveView, PlainView, Rates, render
@@ -91,11 +91,11 @@ def test_in_a_terminal_milestones_stay_and_the_table_goes() -> None:
     assert text.endswith(("\x1b[2K", "\x1b[?25h"))  # the table's lines were erased
 
 
-def test_following_needs_a_point_that_is_newer_than_the_load() -> None:
-    following = Following()
-    assert not following(replace(SEEN, states={"public.orders": "loading"}))
-    assert not following(SEEN), "this point may be from before the last table was loaded"
-    assert following(replace(SEEN, point=replace(POINT, offset=95)))
+def test_loaded_means_every_table_and_a_point() -> None:
+    assert SEEN.loaded
+    assert not replace(SEEN, point=None).loaded
+    assert not replace(SEEN, states=SEEN.states | {"public.orders": "loading"}).loaded
+    assert not replace(SEEN, states={"public.orders": "streaming"}).loaded
 
 
 def test_caught_up_means_applied_up_to_what_the_log_held_at_that_wal_position() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,46 @@ class Mirrored:
     def target(self, shape: TableShape) -> str:
         return target_of(self.config, shape.qualified_name)
 
-    def run(self, until_offset: int | None = None) -> None:
-        """Mirrors until the log's end, with a new driver's knowledge: none."""
-        end = self.log.writer.end_offset if until_offset is None else until_offset
-        MirrorRun(self.spark, self.config).run(threading.Event(), until_offset=end)
+    def run(self, *, parked: Sequence[str] = ()) -> None:
+        """Mirrors until the log's end, with a new driver's knowledge: none.  `parked`: what is expected to be."""
+        MirrorRun(self.spark, self.config).run(threading.Event(), until_offset=self.log.writer.end_offset)
+        tables = self.progress()["tables"]
+        assert {name: table["error"] for name, table in tables.items() if table["error"] and name not in parked} == {}
+        assert all(tables[name]["state"] == "parked" for name in parked)
+
+    def progress(self) -> dict[str, Any]:
+        """What the mirror last said about itself."""
+        file = self.log.path / "readers" / "mirror.json"
+        written: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"tables": {}}
+        return written
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A mirror beside the test, as another driver would be."""
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                MirrorRun(self.spark, self.config).run(stop)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the test
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        if failed:
+            raise failed[0]
+
+    def states(self) -> dict[str, str]:
+        return {name: table["state"] for name, table in self.progress()["tables"].items()}
 
     def rows(self, shape: TableShape) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """The mirror table by key, which no two rows may share."""
         keys = [column.name for column in shape.key_columns]
         found = [row.asDict() for row in self.spark.table(self.target(shape)).collect()]
         by_key = {tuple(row[name] for name in keys): row for row in found}
@@ -52,10 +88,12 @@ class Mirrored:
         return self.spark.table(f"{self.target(shape)}.snapshots").count()
 
     def mark(self, shape: TableShape) -> int | None:
+        """Up to where the table says that it is applied; None if it says nothing yet."""
         version = self.sink.recorded(self.target(shape))
-        assert version is not None
-        assert version.mark is not None
-        return version.mark.offset
+        return version.mark.offset if version and version.mark else None
+
+    def has_reached(self, shape: TableShape, offset: int) -> bool:
+        return (self.mark(shape) or 0) >= offset
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from pgtide.schema import Column, TableShape
 from pgtide.spark import register
-from tests.spark.logs import BEGINNING, INT8, Column, TableShape, WrittenLog, delete, insert, table_shape, truncate, update
+from tests.spark.logs import BEGINNING, INT8, WrittenLog, delete, insert, table_shape, truncate, update
 
 ORDERS = table_shape()
 ITEMS = table_shape("items", oid=16500)
@@ -144,6 +145,12 @@ def test_stream_batches_end_with_transactions(spark: SparkSession, log: WrittenL
     collected = Collected(spark, log, tmp_path / "checkpoint", maxRowsPerTrigger="4")
     collected.drain()
     assert [batch for batch in collected.batches if batch] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    log.commit(insert(ORDERS, id=9))
+    log.commit(*(insert(ORDERS, id=number) for number in (10, 11, 12, 13, 14)))
+    log.commit(insert(ORDERS, id=15))
+    collected.batches.clear()
+    collected.drain()
+    assert [batch for batch in collected.batches if batch] == [[9], [10, 11, 12, 13, 14], [15]]
 
 
 def test_checkpoint_of_another_log_is_refused(spark: SparkSession, log: WrittenLog, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ CREATE PROCEDURE write_rows(relation regclass, first bigint, last bigint, step b
 BEGIN
     WHILE first <= last LOOP
         EXECUTE format('INSERT INTO %s SELECT i, i %% 1000, ''status '' || i %% 7, (i %% 10000) / 100.0, i %% 2 = 0,
-            now(), ''note number '' || i, gen_random_uuid(), i * 1.5, i %% 100 FROM generate_series($1, $2) i', relation)
+            now(), ''note number '' || i, gen_random_uuid(), i * 1.5, i %% 100
+            FROM generate_series($1, $2) i', relation)
             USING first, least(first + step - 1, last);
         COMMIT;
         first := first + step;

@@ -293,7 +293,7 @@ def log_tail(
 
 @log_app.command("check", epilog=_EXIT_CODES)
 def log_check(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Read all of it and check every checksum, and the order of offsets and commits. Exit code 1 if something is wrong."""
+    """Read all of it; check every checksum and the order of offsets and commits. Exit code 1 if something is wrong."""
     from pgtide.cli.log import check
 
     if not check(_configuration(config, settings), as_json=as_json):

@@ -74,15 +74,22 @@ def _print_result(story: Story, proof: Proof, *, as_json: bool) -> None:
 def _explain(story: Story, *, as_json: bool) -> None:
     """What is left running, and what to try with it."""
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
+    configuration = f"{story.folder}/pgtide.toml"
+    look = (
+        "from pgtide import local, spark; "
+        f"point = spark.at(local.spark(warehouse='{story.folder}/lake'), config='{configuration}'); "
+        "point.table('orders').show()"
+    )
     console.print(
         f"\nTraffic and mirror go on until Ctrl-C, which removes everything.\n"
-        f"  database       {story.dsn}\n"
-        f"  configuration  {story.folder}/pgtide.toml\n"
+        f"  configuration  {configuration}\n"
         f"  change log     {story.folder}/log\n"
         f"  mirror         {story.folder}/lake\n"
-        f"  its messages   {story.folder}/pipeline.log\n"
+        f"  messages       {story.folder}/pipeline.log\n"
         "Try in another terminal:\n"
-        f"  {sys.executable} -m pgtide status --config {story.folder}/pgtide.toml\n",
+        f'  {story.psql} "{story.dsn}"\n'
+        f"  {sys.executable} -m pgtide status --config {configuration}\n"
+        f'  {sys.executable} -c "{look}"\n',
         markup=False,
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from pgtide.errors import PgtideError
 
 _WATCH = 'read -r _ || kill -s KILL -- "-$1"'
-_GONE_LIMIT_S = 1.0
+_GONE_LIMIT_S = 0.3  # a JVM needs 0.1 s; zombies that nobody collects would be waited for in vain
 _POLL_S = 0.02
 _SHOWN_LINES = 25
 

@@ -26,10 +26,12 @@ class PointSeen:
 
     lsn: int
     offset: int
-    commit_timestamp: datetime
+    commit_timestamp: datetime | None  # None: the tables as they were loaded, before the first change
 
     @property
-    def age_s(self) -> float:
+    def age_s(self) -> float | None:
+        if self.commit_timestamp is None:
+            return None
         return max(0.0, (datetime.now(UTC) - self.commit_timestamp).total_seconds())
 
 
@@ -59,8 +61,9 @@ class Seen:
 
     @property
     def loaded(self) -> bool:
-        """Whether every table has its first rows, and none is parked."""
-        return all(self.states.get(table.qualified_name) == "streaming" for table in shop.TABLES)
+        """Whether every table has its first rows, none is parked, and there is a point."""
+        streaming = all(self.states.get(table.qualified_name) == "streaming" for table in shop.TABLES)
+        return streaming and self.point is not None
 
 
 class Observer:
@@ -71,13 +74,17 @@ class Observer:
         self._config = config
         self._traffic = traffic
         self._reader: LogReader | None = None
+        self._point: PointSeen | None = None
 
     def close(self) -> None:
         self._connection.close()
 
     def look(self) -> Seen:
         mirror = self._mirror_report()
-        point = mirror.get("point")
+        if mirror.get("point"):
+            self._point = _point(
+                mirror["point"]
+            )  # a mirror that has just started has none to tell; the last one stands
         tables: dict[str, dict[str, Any]] = mirror.get("tables", {})
         lake = Path(self._config.warehouse) / (self._config.mirror.namespace or shop.SCHEMA)
         return Seen(
@@ -88,7 +95,7 @@ class Observer:
             wal_lsn=self._wal_lsn(),
             log=self._log_end(),
             applied_offset=mirror.get("offset"),
-            point=point and _point(point),
+            point=self._point,
             states={name: found["state"] for name, found in tables.items()},
             troubles=tuple(f"{name}: {found['error']}" for name, found in tables.items() if found.get("error")),
         )
@@ -114,21 +121,8 @@ class Observer:
 
 
 def _point(report: dict[str, Any]) -> PointSeen:
-    return PointSeen(parse_lsn(report["lsn"]), report["offset"], datetime.fromisoformat(report["commit_timestamp"]))
-
-
-class Following:
-    """Whether the mirror has loaded all tables and published a point since, which then covers all of them."""
-
-    def __init__(self) -> None:
-        self._loaded: Seen | None = None
-
-    def __call__(self, seen: Seen) -> bool:
-        if not seen.loaded:
-            self._loaded = None
-        elif self._loaded is None:
-            self._loaded = seen
-        return self._loaded is not None and seen.point is not None and seen.point != self._loaded.point
+    committed = report["commit_timestamp"]
+    return PointSeen(parse_lsn(report["lsn"]), report["offset"], committed and datetime.fromisoformat(committed))
 
 
 class CatchUp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ class Pipeline:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "pgtide", "run", "--config", str(self.config_file)]
-        self._child = Child(command, scratch(self._folder), self.output)
+        self._child = Child(command, short_lived(self._folder), self.output)
 
     def kill(self) -> None:
         """SIGKILL, in the middle of whatever it is doing."""
@@ -70,8 +71,13 @@ class Pipeline:
             child.kill()
 
 
-def scratch(folder: Path) -> dict[str, str]:
-    """Environment that keeps a child's temporary files in our folder: killed, it cannot remove them itself."""
+def short_lived(folder: Path) -> dict[str, str]:
+    """Environment for a child with a JVM that lives for seconds and may be killed.
+
+    Temporary files go to our folder, because a killed process cannot remove its own.  The JVM keeps to its first
+    compiler: the second one pays only after minutes, and took half of the proof's CPU time (36 s against 18 s).
+    """
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
-    return {"TMPDIR": str(temporary)}
+    java_options = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
+    return {"TMPDIR": str(temporary), "JAVA_TOOL_OPTIONS": java_options}

@@ -1,21 +1,17 @@
 """The proof: what Spark finds in the mirror, read at consistent points, against the books and against the source.
 
-It runs as a process of its own (`python -m pgtide.demo.proof`) with its own Spark session, which knows nothing of the
-pipeline's.  It starts Spark first and then waits for a `Request` on standard input: Spark takes its seconds while the
-mirror still catches up.
+It runs in a process of its own (`prover`), with its own Spark session, which knows nothing of the pipeline's.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from pgtide.config import Config, load_config
+from pgtide.config import Config
 from pgtide.demo.books import Books, books_from_json, check_books
 from pgtide.demo.equality import Comparison, compare, comparison_from_json, read_source
 from pgtide.demo.shop import TABLES
@@ -97,22 +93,3 @@ def _compare_all(spark: SparkSession, config: Config, point: Point) -> dict[str,
             mirror = point.table(table.qualified_name)
             found[table.name] = compare(spark, table, read_source(connection, table), mirror)
     return found
-
-
-def main(config_file: str) -> None:
-    from pgtide.local import spark as local_spark
-
-    config = load_config(Path(config_file))
-    session = local_spark(warehouse=config.warehouse, catalog=config.mirror.catalog)
-    line = sys.stdin.readline()
-    if line:
-        request = Request(**json.loads(line))
-        answer = Path(request.answer)
-        partial = answer.with_suffix(".partial")
-        partial.write_text(prove(session, config, request).to_json())
-        partial.replace(answer)
-    session.stop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -16,8 +16,8 @@ class Settings:
     transactions_per_second: float = 80.0  # of all writers together
     seed: int = 1986
 
-    before_kill_s: float = 8.0  # of traffic that the mirror follows
+    before_kill_s: float = 6.0  # of traffic that the mirror follows
     dead_s: float = 3.0  # of traffic while nothing runs
-    after_kill_s: float = 5.0  # of traffic once the mirror has caught up again
+    after_kill_s: float = 4.0  # of traffic once the mirror has caught up again
 
     limit_s: float = 180.0  # of each wait, after which the demo gives up and says so

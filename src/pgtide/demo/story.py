@@ -14,8 +14,8 @@ from pathlib import Path
 from pgtide import local
 from pgtide.demo import shop
 from pgtide.demo.child import Child
-from pgtide.demo.observe import CatchUp, Following, Observer, Seen
-from pgtide.demo.pipeline import Pipeline, scratch
+from pgtide.demo.observe import CatchUp, Observer, Seen
+from pgtide.demo.pipeline import Pipeline, short_lived
 from pgtide.demo.proof import Proof, Request, proof_from_json
 from pgtide.demo.settings import Settings
 from pgtide.demo.traffic import Traffic
@@ -41,6 +41,7 @@ class Story:
         self.transactions = 0
         self.folder = Path()
         self.dsn = ""
+        self.psql = Path()
 
     def close(self) -> None:
         self._open.close()
@@ -53,7 +54,8 @@ class Story:
         """Everything up to the proof; afterwards source and mirror are at rest."""
         self._open_shop()
         self._mirror_it()
-        earlier_lsn = self._kill_and_bring_back()
+        earlier_lsn = self._kill()
+        self._bring_back()
         prover = self._start_prover()
         self._come_to_rest()
         return self._ask(prover, earlier_lsn)
@@ -70,6 +72,7 @@ class Story:
         with server.connect() as connection:
             connection.execute(f"CREATE DATABASE {_DATABASE}".encode())
         self.dsn = server.dsn_of(_DATABASE)
+        self.psql = server.programs / "psql"
         with server.connect(_DATABASE) as connection:
             shop.open_shop(connection, self._settings)
             rows = sum(shop.counts(connection).values())
@@ -85,25 +88,28 @@ class Story:
         self._traffic.start()
         self._pipeline.start()
         self.view.milestone("Traffic starts, and `pgtide run` beside it: capture, first load, mirror.")
-        seen = self._watch("loading", until=Following())
+        seen = self._watch("loading", until=lambda seen: seen.loaded)
         mirrored = sum(rows or 0 for rows in seen.mirror_rows.values())
-        self.view.milestone(f"Loaded under traffic: {mirrored:,} rows, all tables at one consistent point.")
+        self.view.milestone(f"Loaded under traffic: {mirrored:,} rows; from here on the mirror follows.")
+        self._watch("following the traffic", until=CatchUp(seen.wal_lsn), for_s=self._settings.before_kill_s)
 
-    def _kill_and_bring_back(self) -> int:
+    def _kill(self) -> int:
         """Returns the LSN of the newest point from before the kill."""
-        self._watch("following the traffic", for_s=self._settings.before_kill_s)
         self._pipeline.kill()
-        earlier = self._observer.look().point
-        assert earlier is not None
-        self.view.milestone(f"SIGKILL for the pipeline and its JVM, at point {format_lsn(earlier.lsn)}.", "bold red")
-        seen = self._watch("killed: traffic goes on, the mirror stands still", for_s=self._settings.dead_s)
+        point = self._observer.look().point
+        assert point is not None
+        self.view.milestone(f"SIGKILL for the pipeline and its JVM, at point {format_lsn(point.lsn)}.", "bold red")
+        self._watch("killed: traffic goes on, the mirror stands still", for_s=self._settings.dead_s)
+        return point.lsn
+
+    def _bring_back(self) -> None:
+        missed_up_to_lsn = self._observer.look().wal_lsn
         self._pipeline.start()
         self.restarts += 1
         self.view.milestone("Started again, as it was.")
-        self._watch("catching up after the kill", until=CatchUp(seen.wal_lsn))
+        self._watch("catching up after the kill", until=CatchUp(missed_up_to_lsn))
         self.view.milestone("All that was committed meanwhile is in the mirror.", "green")
         self._watch("following the traffic", for_s=self._settings.after_kill_s)
-        return earlier.lsn
 
     def _come_to_rest(self) -> None:
         self._traffic.stop()
@@ -115,8 +121,8 @@ class Story:
         self.view.milestone("The mirror has caught up; the pipeline ended cleanly on SIGTERM.")
 
     def _start_prover(self) -> Child:
-        command = [sys.executable, "-m", "pgtide.demo.proof", str(self._pipeline.config_file)]
-        prover = Child(command, scratch(self.folder), self.folder / "proof.log")
+        command = [sys.executable, "-m", "pgtide.demo.prover", str(self._pipeline.config_file)]
+        prover = Child(command, short_lived(self.folder), self.folder / "proof.log")
         self._open.callback(prover.kill)
         return prover
 

@@ -161,4 +161,7 @@ def _mirror_lag(seen: Seen) -> str:
 
 
 def _point(seen: Seen) -> str:
-    return "none yet" if seen.point is None else f"{format_lsn(seen.point.lsn)}, {seen.point.age_s:.1f} s ago"
+    if seen.point is None:
+        return "none yet"
+    age = "as loaded" if seen.point.age_s is None else f"{seen.point.age_s:.1f} s ago"
+    return f"{format_lsn(seen.point.lsn)}, {age}"

@@ -134,7 +134,8 @@ class IcebergSink:
             try:
                 write(table, branch)
             except (Py4JJavaError, AnalysisException) as error:
-                if is_conflict(error):
+                # A catalog of files may miss a table for the moment in which another writer replaces its metadata.
+                if is_conflict(error) or _is_missing(error):
                     raise Conflict(f"{version.target}: {str(error).splitlines()[0]}") from error
                 raise
             reach(MERGED)
@@ -174,14 +175,17 @@ class IcebergSink:
     def _load(self, target: str) -> IcebergTable | None:
         try:
             return IcebergTable(self._spark, target)
-        except Py4JJavaError as error:
-            if "NoSuchTableException" in str(error) or "NoSuchNamespaceException" in str(error):
+        except (Py4JJavaError, AnalysisException) as error:
+            if _is_missing(error):
                 return None
             raise
-        except AnalysisException as error:
-            if error.getCondition() in {"TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}:
-                return None
-            raise
+
+
+def _is_missing(error: Py4JJavaError | AnalysisException) -> bool:
+    """Whether the error says that there is no such table."""
+    if isinstance(error, AnalysisException):
+        return error.getCondition() in {"TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"}
+    return "NoSuchTableException" in str(error) or "NoSuchNamespaceException" in str(error)
 
 
 def _version(table: IcebergTable) -> Version:

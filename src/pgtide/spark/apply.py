@@ -29,6 +29,7 @@ from pgtide.spark.wide_fold import WideFold
 DRIVER_ROWS = 50_000
 DRIVER_BYTES = 16 << 20
 _CONFLICTS_MAX = 10
+JOB_TAG = "pgtide-mirror"  # on all Spark jobs of the mirror, so that they can be interrupted
 
 
 @dataclass
@@ -50,6 +51,11 @@ class MirrorTable:
     @property
     def mark(self) -> Mark | None:
         return self.version.mark if self.version else None
+
+    @property
+    def is_loaded(self) -> bool:
+        """False for a table of which nothing is known, and for one whose first load is not finished."""
+        return self.mark is not None and self.mark.offset is not None
 
 
 class Applier:
@@ -101,7 +107,7 @@ class Applier:
         return reader
 
     def _apply_once(self, table: MirrorTable, to: int) -> None:
-        version = table.version or self.refresh(table)
+        version = table.version if table.version and table.is_loaded else self.refresh(table)
         if table.clean_to >= to:
             return
         slices = self.reader().plan(table.clean_to, to, table.shape.relation_oid)

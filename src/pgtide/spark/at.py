@@ -68,14 +68,18 @@ def at(spark: SparkSession, point: str | int | datetime = "latest", config: Conf
 
     if not isinstance(config, Config):
         config = load_config(Path(config or DEFAULT_FILE))
-    points = f"(SELECT * FROM {points_target(config)} WHERE log_id = '{_log_id(config)}')"
+    points = points_target(config)
+    if not spark.catalog.tableExists(points):
+        raise PgtideError(
+            f"There is no consistent point yet: no table {points}.", remedy="Start the mirror: pgtide run."
+        )
     # One look at the table, so that a point published meanwhile cannot mix with an older one.
-    found = spark.sql(f"SELECT * FROM {points}").toArrow().to_pylist()
+    found = spark.sql(f"SELECT * FROM {points} WHERE log_id = '{_log_id(config)}'").toArrow().to_pylist()
     chosen = max((row for row in found if _not_later(row, point)), key=lambda row: int(row["offset"]), default=None)
     if chosen is None:
         raise PgtideError(f"There is no consistent point at or before {point}.", remedy="See: pgtide points list.")
     newest: dict[str, dict[str, object]] = {}
-    for row in sorted(found, key=lambda row: int(row["offset"])):
+    for row in sorted(found, key=lambda row: (int(row["offset"]), bool(row["covered"]))):
         if row["table"] is not None and row["offset"] <= chosen["offset"]:
             newest[row["table"]] = row
     versions = {name: int(str(row["version"])) for name, row in newest.items() if row["covered"]}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from pgtide.lsn import format_lsn
 from pgtide.replication.connect import Connection, connect, postgres_errors
 from pgtide.sinks import Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
-from pgtide.spark.apply import Applier, MirrorTable
+from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.copy_range import CtidRange, Rewritten, SnapshotGone, SourceReference, read_range, reading
 from pgtide.spark.rows import arrow_schema
 from pgtide.spark.targets import layout_for
@@ -64,6 +64,7 @@ class Loader:
         self._sink = sink
         self._path = config.log_path
         self._one_load = threading.Lock()  # one snapshot is offered at a time
+        self._unloaded: set[str] = set()  # tables that failed, and will come again: the snapshot is kept for them
 
     def load(self, tables: list[MirrorTable], stop: threading.Event, report: Callable[[], None]) -> None:
         """Loads the tables that are not loaded yet.  One that cannot be loaded has its `error` set afterwards."""
@@ -80,7 +81,12 @@ class Loader:
                 missing, refused = failed, pair.offer
             for table in missing:
                 table.error = f"{table.name} could not be loaded in {_ROUNDS_MAX} attempts.\n{table.error}".rstrip()
-            if tables and not missing and not stop.is_set():
+            if stop.is_set():
+                return
+            self._unloaded -= {table.name for table in tables}
+            self._unloaded |= {table.name for table in tables if table.error}
+            # Also when there was nothing left to load: a run that was killed before this line left its snapshot kept.
+            if not self._unloaded:
                 reach(LOADED)
                 withdraw_snapshot(self._path)
 
@@ -107,6 +113,7 @@ class Loader:
         def one(table: MirrorTable) -> None:
             if stop.is_set():
                 return
+            self._spark.addTag(JOB_TAG)
             try:
                 self._load_table(table, pair, stop)
                 table.error = ""
@@ -117,8 +124,9 @@ class Loader:
 
         with ThreadPoolExecutor(self._config.snapshot.connections, thread_name_prefix="pgtide-load") as pool:
             futures = {pool.submit(one, table): table for table in tables}
+            wait(futures)
             for future, table in futures.items():
-                error = future.exception()
+                error = None if stop.is_set() else future.exception()
                 if error is not None and (not isinstance(error, Exception) or isinstance(error, LogError)):
                     raise error
                 if error is not None:

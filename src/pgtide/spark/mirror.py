@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,7 @@ from pgtide.errors import LogError, PgtideError, TableError
 from pgtide.log.reader import LogReader
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.merge import LOST_VALUE
-from pgtide.spark.apply import Applier, MirrorTable
+from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.load import Loader
 from pgtide.spark.mirror_plan import NAME as PLAN_SOURCE
 from pgtide.spark.mirror_plan import MirrorPlanSource
@@ -42,7 +42,10 @@ _BATCH_ROWS = 2_000_000
 _BATCH_BYTES = 1 << 30
 _RETRY_FIRST_S, _RETRY_LAST_S = 1.0, 60.0
 _LOOK_S = 0.1
-_TAG = "pgtide-mirror"
+
+
+class _Stopped(Exception):
+    """We are to stop, and leave everything as it is."""
 
 
 class Mirror:
@@ -61,21 +64,35 @@ class Mirror:
         self._tables: dict[int, MirrorTable] = {}
         self._done = 0  # the end of the last batch
         self._stop = threading.Event()
+        self._over = threading.Event()
+        self._failure: Exception | None = None
         self._batch = threading.Lock()  # a batch, or a retry between batches
         self._pool = ThreadPoolExecutor(_TABLES_AT_ONCE, thread_name_prefix="pgtide-mirror")
 
     def run(self, stop: threading.Event, until_offset: int | None = None) -> None:
         self._stop = stop
+        threading.Thread(target=self._interrupt_jobs, name="pgtide-mirror-stop", daemon=True).start()
         checkpoint = Path(tempfile.mkdtemp(prefix="pgtide-checkpoint-"))
         query: StreamingQuery | None = None
         try:
             self._begin(stop)
-            if not stop.is_set():
-                query = self._start_query(checkpoint)
-                self._watch(query, stop, until_offset)
+            query = self._start_query(checkpoint)
+            self._watch(query, stop, until_offset)
+        except _Stopped:
+            pass
         finally:
-            self._end(query)
+            if query is not None:
+                query.stop()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._over.set()
             shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def _interrupt_jobs(self) -> None:
+        """Ends Spark jobs under way when we are to stop: the threads that wait for them cannot look at `stop`."""
+        while not self._over.wait(_LOOK_S):
+            if self._stop.is_set():
+                with contextlib.suppress(Exception):  # the session itself may be ending
+                    self._spark.interruptTag(JOB_TAG)
 
     def _begin(self, stop: threading.Event) -> None:
         """Finds out where each table is, and loads those that have nothing yet."""
@@ -88,14 +105,15 @@ class Mirror:
             unloaded = [table for table in tables if not table.error and not self._is_loaded(table)]
             self._loader.load(unloaded, stop, self._report)
         if stop.is_set():
-            return
+            raise _Stopped
         self._each([table for table in tables if not table.error], lambda table: _nothing(self._applier.refresh(table)))
         self._done = self._first_needed([table for table in tables if not table.error])
         for table in tables:
             if not table.error:
                 table.clean_to = max(table.clean_to, self._done)
         # A predecessor may have been killed between its last table and the point; after a load there is none yet.
-        self._publish(self._reader.first_offset(), self._done)
+        if self._done == self._reader.end().end_offset:
+            self._publish(self._reader.first_offset(), self._done)
         self._report()
 
     def _first_needed(self, tables: list[MirrorTable]) -> int:
@@ -118,12 +136,14 @@ class Mirror:
         self._spark.dataSource.register(MirrorPlanSource)
         options = {"path": str(self._path), "start": str(self._done)}
         plan = self._spark.readStream.format(PLAN_SOURCE).options(**options).load()
-        writer = plan.writeStream.queryName("pgtide mirror").foreachBatch(self._on_batch)
+        writer = plan.writeStream.queryName(f"pgtide mirror {checkpoint.name}").foreachBatch(self._on_batch)
         writer = writer.trigger(processingTime=f"{self._config.mirror.trigger_seconds} seconds")
         return writer.option("checkpointLocation", checkpoint.as_uri()).start()
 
     def _watch(self, query: StreamingQuery, stop: threading.Event, until_offset: int | None) -> None:
         while not stop.wait(_LOOK_S):
+            if self._failure is not None:
+                raise self._failure
             if not query.isActive:
                 error = query.exception()
                 raise PgtideError(f"The mirror's streaming query ended: {error or 'somebody stopped it'}")
@@ -131,19 +151,21 @@ class Mirror:
             if until_offset is not None and self._done >= until_offset:
                 return
 
-    def _end(self, query: StreamingQuery | None) -> None:
-        if query is not None:
-            # Jobs of tables run under threads of ours, which the end of the query does not reach.
-            with contextlib.suppress(Exception):
-                self._spark.interruptTag(_TAG)
-            query.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
     def _on_batch(self, _plan: DataFrame, _batch_id: int) -> None:
-        """All that is in the log by now: a batch grows with the lag, because larger ones cost less per row."""
-        with self._batch:
-            while not self._stop.is_set() and self._reader.end().end_offset > self._done:
-                self._run_batch(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES))
+        """All that is in the log by now: a batch grows with the lag, because larger ones cost less per row.
+
+        An error is kept for `run` to raise: through Spark it would arrive as text, and a long one overflows the
+        stack of the JVM, which searches it with a regular expression.
+        """
+        try:
+            with self._batch:
+                while self._failure is None and self._reader.end().end_offset > self._done:
+                    self._run_batch(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES))
+        except _Stopped:
+            pass
+        except Exception as error:  # noqa: BLE001 - raised by `_watch`
+            if not self._stop.is_set():
+                self._failure = error
 
     def _run_batch(self, to: int) -> None:
         latest = {piece.relation_oid: piece.entry.fingerprint for piece in self._reader.plan(self._done, to)}
@@ -163,7 +185,7 @@ class Mirror:
 
     def _advance(self, table: MirrorTable, to: int) -> None:
         """Brings one table to `to`; loads it first if it has nothing, as when it was dropped to be loaded anew."""
-        if table.version is None and self._config.snapshot.initial == "bulk" and not self._is_loaded(table):
+        if not table.is_loaded and self._config.snapshot.initial == "bulk" and not self._is_loaded(table):
             self._loader.load([table], self._stop, lambda: None)
             if table.error:
                 raise TableError(table.error)
@@ -172,12 +194,19 @@ class Mirror:
     def _publish(self, start: int, to: int) -> None:
         if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in self._tables.values()):
             return  # a table is ahead of this batch: there is no version of it to name
+        self._points.publish(
+            self._moment(start, to), {table.name: _coverage(table, to) for table in self._tables.values()}
+        )
+
+    def _moment(self, start: int, to: int) -> Moment:
+        last = self._points.last
+        if last is not None and last.offset == to:
+            return last
         transactions = self._reader.transactions(start, to)
-        moment = Moment(to, self._reader.identity.start_lsn, None)
-        if transactions.num_rows:
-            last = dict(zip(TRANSACTIONS.names, (column[-1].as_py() for column in transactions.columns), strict=True))
-            moment = Moment(to, last["commit_lsn"], last["commit_timestamp"])
-        self._points.publish(moment, {table.name: _coverage(table, to) for table in self._tables.values()})
+        if transactions.num_rows == 0:
+            return Moment(to, self._reader.identity.start_lsn, None)
+        ending = dict(zip(TRANSACTIONS.names, (column[-1].as_py() for column in transactions.columns), strict=True))
+        return Moment(to, ending["commit_lsn"], ending["commit_timestamp"])
 
     def _retry_parked(self) -> None:
         now = time.monotonic()
@@ -185,6 +214,8 @@ class Mirror:
         if due and self._batch.acquire(blocking=False):
             try:
                 self._each(due, lambda table: self._advance(table, self._done))
+                if any(not table.error for table in due) and self._done == self._reader.end().end_offset:
+                    self._publish(self._reader.first_offset(), self._done)
                 self._report()
             finally:
                 self._batch.release()
@@ -194,6 +225,9 @@ class Mirror:
         running: dict[Future[None], MirrorTable] = {
             self._pool.submit(self._tagged, work, table): table for table in tables
         }  # fmt: skip
+        wait(running)
+        if self._stop.is_set():
+            raise _Stopped  # what failed now failed because it was interrupted
         for future, table in running.items():
             error = future.exception()
             if error is None:
@@ -204,7 +238,7 @@ class Mirror:
                 raise error
 
     def _tagged(self, work: Callable[[MirrorTable], None], table: MirrorTable) -> None:
-        self._spark.addTag(_TAG)
+        self._spark.addTag(JOB_TAG)
         work(table)
 
     def _park(self, table: MirrorTable, error: Exception) -> None:
@@ -222,7 +256,7 @@ def _is_due(table: MirrorTable, now_s: float, *, touched: bool) -> bool:
 
 
 def _coverage(table: MirrorTable, to: int) -> Coverage:
-    covered = not table.error and table.version is not None and table.clean_to >= to
+    covered = not table.error and table.is_loaded and table.clean_to >= to
     return Coverage(table.version.snapshot_id if table.version and covered else None, covered)
 
 

@@ -65,14 +65,17 @@ class Points:
         self.last: Moment | None = None  # the newest point
 
     def publish(self, moment: Moment, tables: Mapping[str, Coverage]) -> None:
-        """Writes the point, unless one at or after its offset is there already."""
+        """Writes the point, unless a later one is there.  At the same offset coverage is added, never taken back."""
         reach(POINT_READY)
         while True:
             version = self._version or self._load()
-            if self.last is not None and self.last.offset >= moment.offset:
+            last_offset = self.last.offset if self.last else -1
+            changed = {name: now for name, now in tables.items() if self._known.get(name) != now}
+            if last_offset == moment.offset:
+                changed = {name: now for name, now in changed.items() if now.covered}
+            if last_offset > moment.offset or (last_offset == moment.offset and not changed):
                 return
             latest = max(filter(None, (self._max_commit_timestamp, moment.commit_timestamp)), default=None)
-            changed = {name: now for name, now in tables.items() if self._known.get(name) != now}
             rows = self._spark.createDataFrame(self._rows(moment, latest, changed), SCHEMA)
             try:
                 self._version = self._sink.append(version, rows, Mark(self._log_id, "points", moment.offset))
@@ -110,8 +113,8 @@ class Points:
         self._max_commit_timestamp = newest["latest"]
         self.last = Moment(**newest["point"]) if newest["point"] else None
         rows = self._spark.sql(
-            f"SELECT `table`, max_by(version, `offset`), max_by(covered, `offset`) FROM {at} "
-            "AND `table` IS NOT NULL GROUP BY `table`"
+            "SELECT `table`, max_by(version, struct(`offset`, covered)), max_by(covered, struct(`offset`, covered)) "
+            f"FROM {at} AND `table` IS NOT NULL GROUP BY `table`"
         )
         self._known = {row[0]: Coverage(row[1], row[2]) for row in rows.collect()}
         return version

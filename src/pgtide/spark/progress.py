@@ -48,7 +48,7 @@ class Progress:
 
 def _table(table: MirrorTable) -> dict[str, Any]:
     mark = table.mark
-    loading = mark is None or mark.offset is None
+    loading = not table.is_loaded
     return {
         "state": "parked" if table.error else "loading" if loading else "streaming",
         "rows_applied": mark.changes if mark else 0,

@@ -108,22 +108,35 @@ class ChangeStreamReader(DataSourceStreamReader):
         return self._offset(self._reached)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Polled every few milliseconds by a query without a trigger interval: the log is looked at less often."""
+        """Polled every few milliseconds by a query without a trigger interval: the log is looked at less often.
+
+        Up to Spark 4.1 there is no `start`.  A restarted query plans its last batch again before it asks for
+        more, so a process that has planned nothing yet serves a query that begins.
+        """
         if start is not None:
             self._reached = self._checked(start)
+        if self._reached is None:
+            self.initialOffset()
         since, latest = self._latest
         if time.monotonic() - since > _LATEST_FOR_S:
             latest = self._reader().end().end_offset
             self._latest = (time.monotonic(), latest)
         rows = self._options.max_rows_per_trigger
-        if rows is not None and self._reached is not None and latest - self._reached > rows:
+        assert self._reached is not None
+        if rows is not None and latest - self._reached > rows:
             latest = self._reader().boundary(self._reached, rows, sys.maxsize)
         return self._offset(latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = self._checked(start), self._checked(end)
+        if first > last:
+            raise LogRangeError(f"Spark asks for offsets {first} to {last}, which is backwards.")
         self._reached = last
         return _partitions(self._reader(), first, last, self._shape.relation_oid)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._reached is None:
+            self._reached = self._checked(end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._shape, partition)
@@ -151,9 +164,9 @@ class ChangeStreamReader(DataSourceStreamReader):
 
 
 def _partitions(reader: LogReader, start: int, end: int, relation_oid: int) -> list[SlicePartition]:
-    return [
-        SlicePartition(tuple(run)) for run in runs_of_slices(reader.plan(start, end, relation_oid), _PARTITION_BYTES)
-    ]
+    runs = runs_of_slices(reader.plan(start, end, relation_oid), _PARTITION_BYTES)
+    # Of no partitions Spark would make one of its own, without slices.
+    return [SlicePartition(tuple(run)) for run in runs or [[]]]
 
 
 def runs_of_slices(slices: Sequence[Slice], run_bytes: int) -> list[list[Slice]]:

@@ -37,6 +37,8 @@ _SURVEY = StructType(
     ]
 )
 
+_DOT = "__"  # mapInArrow takes a dot in a column's name for the field of a struct
+
 Batches = Iterable[pa.RecordBatch]
 
 
@@ -100,6 +102,7 @@ class WideFold:
 
         def fold_partition(batches: Batches) -> Batches:
             table = pa.Table.from_batches(batches, arrow_schema(events_schema))
+            table = table.rename_columns([name.replace(_DOT, ".") for name in table.column_names])
             if table.num_rows:
                 yield from lake_rows(fold_together(shape, table), final_schema, None).to_batches()
 
@@ -142,13 +145,13 @@ def _events_schema(shape: TableShape, survey: Survey) -> StructType:
     fields = [StructField("_offset", LongType()), StructField("_op", IntegerType())]
     fields += [StructField(column.storage_name, spark_type(column)) for column in shape.columns]
     fields += [
-        StructField(f"_u.{column.storage_name}", BooleanType())
+        StructField(f"_u{_DOT}{column.storage_name}", BooleanType())
         for column in shape.columns
         if column.storage_name in survey.unchanged
     ]
     if survey.crossing:
         fields.append(StructField("_old", IntegerType()))
-        fields += [StructField(f"_old.{column.storage_name}", spark_type(column)) for column in shape.key_columns]
+        fields += [StructField(f"_old{_DOT}{column.storage_name}", spark_type(column)) for column in shape.key_columns]
     return StructType(fields)
 
 
@@ -176,15 +179,14 @@ def _events_of_run(path: str, shape: TableShape, run: tuple[Slice, ...], survey:
 
 
 def _mapped(shape: TableShape, table: pa.Table, offsets: pa.Array, wanted: pa.Schema) -> pa.Table:
+    names = {name.replace(_DOT, ".") for name in wanted.names}
     arrays = {"_offset": offsets, "_op": table.column("_op")}
     for column in shape.columns:
         arrays[column.storage_name] = lake_column(column, column, table, DEFAULT_POLICY)
         old = f"_old.{column.storage_name}"
-        if old in wanted.names and old in table.column_names:
+        if old in names and old in table.column_names:
             arrays[old] = lake_column(column, column, table, DEFAULT_POLICY, prefix="_old.")
-    for name in ("_old", *(name for name in wanted.names if name.startswith("_u."))):
-        if name in table.column_names:
-            arrays[name] = table.column(name)
+    arrays |= {name: table.column(name) for name in table.column_names if name == "_old" or name.startswith("_u.")}
     return _with_schema(arrays, table.num_rows, wanted)
 
 
@@ -197,6 +199,8 @@ def _old_keys(shape: TableShape, moved: pa.Table, offsets: pa.Array, wanted: pa.
 
 
 def _with_schema(arrays: dict[str, pa.Array], count: int, wanted: pa.Schema) -> pa.Table:
-    ordered = [arrays[name].cast(field.type) if name in arrays else pa.nulls(count, field.type)
-               for name, field in zip(wanted.names, wanted, strict=True)]  # fmt: skip
+    ordered = []
+    for field in wanted:
+        array = arrays.get(field.name.replace(_DOT, "."))
+        ordered.append(pa.nulls(count, field.type) if array is None else array.cast(field.type))
     return pa.Table.from_arrays(ordered, schema=wanted)

@@ -1,0 +1,83 @@
+"""The mirror killed as by `kill -9` at each of its kill points in turn: nothing is lost, and nothing comes twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pgtide.failpoints import ENVIRONMENT_VARIABLE, declared
+from pgtide.spark import at
+from tests.spark.conftest import Mirrored
+from tests.spark.logs import Change, delete, insert, model, table_shape, update
+
+ORDERS = table_shape()
+ITEMS = table_shape("items", oid=16500, key=("id", "region"))
+
+DRIVER = """
+import sys, threading
+from pathlib import Path
+from pgtide import local
+from pgtide.config import load_config
+from pgtide.spark.mirror import Mirror
+config = load_config(Path(sys.argv[1]))
+session = local.spark(warehouse=config.warehouse)
+Mirror(session, config).run(threading.Event(), until_offset=int(sys.argv[2]))
+session.stop()
+"""
+
+POINTS = sorted(name for name in declared() if name.startswith("mirror."))
+
+
+def drive(config_file: Path, until_offset: int, failpoints: str = "") -> int:
+    """Runs a mirror in a process of its own, up to an offset; returns how it ended."""
+    command = [sys.executable, "-c", DRIVER, str(config_file), str(until_offset)]
+    environment = os.environ | {ENVIRONMENT_VARIABLE: failpoints}
+    return subprocess.run(command, env=environment, timeout=150, check=False).returncode
+
+
+def test_points_are_those_that_this_test_knows() -> None:
+    assert POINTS == [
+        "mirror.branch.created",
+        "mirror.forwarded",
+        "mirror.merged",
+        "mirror.point.published",
+        "mirror.point.ready",
+        "mirror.reported",
+        "mirror.table.created",
+    ]
+
+
+@pytest.mark.timeout(900)
+def test_killed_at_every_point_in_turn_loses_and_repeats_nothing(mirrored: Mirrored, tmp_path: Path) -> None:
+    """Each process begins where the one before was killed, finds new changes, and is killed somewhere else."""
+    warehouse = mirrored.spark.conf.get("spark.sql.catalog.lake.warehouse")
+    file = tmp_path / "pgtide.toml"
+    file.write_text(
+        f'[source]\ndsn = "dbname=nowhere"\n[log]\npath = "{mirrored.log.path}"\n[snapshot]\ninitial = "none"\n'
+        f'[mirror]\nnamespace = "{mirrored.config.mirror.namespace}"\n'
+        f'warehouse = "{warehouse}"\ntrigger_seconds = 0.1\n'
+    )
+    changes: list[Change] = []
+    # Tables are made once, so that point comes first.
+    for number, point in enumerate(sorted(POINTS, key=lambda name: name != "mirror.table.created")):
+        made = [insert(ORDERS, id=number, amount=0, body="large"), insert(ITEMS, id=number, region="n")]
+        made += [update(ORDERS, unchanged=["body"], id=earlier, amount=number) for earlier in range(number)]
+        made += [delete(ITEMS, id=number - 2, region="n")] if number >= 2 else []
+        end = mirrored.log.commit(*made)
+        changes += made
+        assert drive(file, end, f"{point}=kill") == -signal.SIGKILL, point
+    assert drive(file, mirrored.log.writer.end_offset) == 0
+    for shape in (ORDERS, ITEMS):
+        mine = [change for change in changes if change.shape == shape]
+        assert mirrored.rows(shape) == model(shape, mine)
+        version = mirrored.sink.recorded(mirrored.target(shape))
+        assert version is not None
+        assert version.mark is not None
+        assert version.mark.changes == len(mine), "some change was counted twice or not at all"
+    point_now = at(mirrored.spark, config=mirrored.config)
+    assert (point_now.offset, point_now.not_covered) == (mirrored.log.writer.end_offset, ())
