@@ -18,6 +18,9 @@ from tests.database import Database, create_database, drop_database
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# A JVM that lives for a minute spends more on compiling well than it gains.
+QUICK_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=100)
@@ -43,7 +46,7 @@ def database(server: local.LocalPostgres) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session that tests share; each test uses names of its own in the catalog `lake`."""
-    session = local.spark(warehouse=tmp_path_factory.mktemp("lake"))
+    session = local.spark(warehouse=tmp_path_factory.mktemp("lake"), **QUICK_JVM)
     yield session
     session.stop()
 

@@ -145,6 +145,7 @@ def test_ranges_of_a_load_add_up_until_it_begins_anew(spark: SparkSession, sink:
     version = sink.append(version, plain(spark, (2, "b")), mark(None, load="S1", ranges=("1:8-",)))
     assert recorded(sink, version).loaded_ranges == {"1:0-8", "1:8-"}
     version = sink.replace(version, None, mark(None, load="S2"))
+    assert version.loaded_ranges == frozenset()
     assert recorded(sink, version).loaded_ranges == frozenset()
     assert contents(spark, version) == {}
 

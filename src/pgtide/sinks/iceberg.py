@@ -160,7 +160,10 @@ class IcebergSink:
                     raise
                 continue
             reach(FORWARDED)
-            ranges = version.loaded_ranges | set(mark.ranges) if mark.offset is None else frozenset()
+            # Ranges count only together with those read under the same snapshot.
+            same_load = version.mark is not None and version.mark.load == mark.load
+            earlier = version.loaded_ranges if same_load else frozenset()
+            ranges = earlier | set(mark.ranges) if mark.offset is None else frozenset()
             return replace(version, snapshot_id=written, has_rows=_has_rows(summary), mark=mark, loaded_ranges=ranges)
         raise AssertionError("unreachable")
 
