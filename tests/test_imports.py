@@ -12,9 +12,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-NOUNS = frozenset(
-    {"lsn", "change", "schema", "types", "types_lake", "config", "errors", "failpoints", "literals", "metrics"}
-)
+NOUNS = frozenset({"lsn", "change", "schema", "types", "config", "errors", "failpoints", "metrics"})
 EVERYTHING = None
 ALLOWED: dict[str, frozenset[str] | None] = {
     **dict.fromkeys(NOUNS, NOUNS),
