@@ -45,6 +45,11 @@ class TransientError(PgtideError):
     """It may go away by itself: retried with back-off."""
 
 
+class SendWholeError(TransientError):
+    """A transaction cannot be put together from what was streamed while it was in progress; the server can send it
+    whole after its commit."""
+
+
 class SlotError(PgtideError):
     """The replication slot cannot be used: missing, lost, active elsewhere, or of another history."""
 

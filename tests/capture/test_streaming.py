@@ -13,6 +13,7 @@ from pgtide.config import Capture, Config
 from tests.capture.running import (
     CaptureProcess,
     capturing,
+    changes,
     configuration,
     replayed,
     source_rows,
@@ -166,3 +167,20 @@ def test_a_transaction_knows_its_origin(streamed: Database, tmp_path: Path) -> N
         connection.commit()
     found = reader.transactions(0, reader.end().end_offset)
     assert found["origin"].to_pylist() == [origin, origin, None]
+
+
+def test_a_message_of_a_rolled_back_savepoint_leaves_nothing(streamed: Database, tmp_path: Path) -> None:
+    config = configuration(streamed, tmp_path)
+    with capturing(config) as states, streamed.connect(autocommit=False) as connection:
+        connection.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(1, 1000) i")
+        connection.execute("SAVEPOINT s")
+        connection.execute("SELECT pg_logical_emit_message(true, 'p', 'rolled back')")
+        connection.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(1001, 2000) i")
+        connection.execute("ROLLBACK TO s")
+        connection.execute("SELECT pg_logical_emit_message(true, 'p', 'kept')")
+        connection.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(2001, 3000) i")
+        connection.commit()
+        reader = wait_until_captured(streamed, config)
+    assert [row["content"] for row in changes(reader, "pgtide.messages")] == [b"kept"]
+    assert replayed(reader, "public.a") == source_rows(streamed, "a")
+    assert any("asking for whole transactions" in state.detail for state in states)

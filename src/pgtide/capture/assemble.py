@@ -15,7 +15,8 @@ import pyarrow as pa
 from pgtide.capture.whole import HELD_BYTES, Idle, WholeTransactions, between, with_places
 from pgtide.change import Committed, LargeTransaction, TableRows
 from pgtide.decode.decoded import Decoded, ShapedRows
-from pgtide.errors import DecodeError
+from pgtide.errors import DecodeError, SendWholeError
+from pgtide.schema import MESSAGES
 from pgtide.transactions.buffer import Commit, TransactionBuffer
 
 _STREAM_START, _STREAM_STOP, _STREAM_ABORT, _STREAM_COMMIT = (ord(kind) for kind in "SEAc")
@@ -34,6 +35,10 @@ class Assembler:
         self._whole = WholeTransactions(durable_lsn, held_bytes)
         self._streaming: int | None = None  # xid of the stream block that we are in
         self._origins: dict[int, str] = {}  # of streamed transactions
+        # A streamed message names its transaction, not its savepoint (seen on 16): with both, it cannot be known
+        # whether the message was rolled back.
+        self._with_messages: set[int] = set()
+        self._partly_rolled_back: set[int] = set()
         buffer.forget_all()
 
     def feed(self, decoded: Decoded) -> list[Piece]:
@@ -71,6 +76,8 @@ class Assembler:
         subxids = np.zeros(part.changes, np.uint32)
         tables = []
         for table in part.tables:
+            if table.shape == MESSAGES:
+                self._with_messages.add(xid)
             changes = table.rows["_change"].to_numpy()
             subxids[changes - part.first_change] = table.rows["_subxid"].to_numpy()
             rows = with_places(table.rows, changes + shift, np.zeros(len(changes), np.int64))
@@ -85,17 +92,31 @@ class Assembler:
         elif kind == _STREAM_STOP:
             self._streaming = None
         elif kind == _STREAM_ABORT:
-            self._buffer.abort(xid, int(control["subxid"]))
+            subxid = int(control["subxid"])
+            self._buffer.abort(xid, subxid)
+            if subxid == xid:
+                self._forget(xid)
+            else:
+                self._partly_rolled_back.add(xid)
         else:
             return self._commit(xid, control)
         return []
 
+    def _forget(self, xid: int) -> None:
+        self._origins.pop(xid, None)
+        self._with_messages.discard(xid)
+        self._partly_rolled_back.discard(xid)
+
     def _commit(self, xid: int, control: Any) -> list[Piece]:
         commit_lsn, end_lsn = int(control["commit_lsn"]), int(control["end_lsn"])
+        origin = self._origins.get(xid)
+        uncertain = xid in self._with_messages and xid in self._partly_rolled_back
+        self._forget(xid)
         if commit_lsn < self._durable_lsn:
             self._buffer.forget(xid)
             return []
-        origin = self._origins.pop(xid, None)
+        if uncertain:
+            raise SendWholeError(f"transaction {xid} has logical messages and rolled-back savepoints")
         commit = Commit(commit_lsn, end_lsn, int(control["timestamp_us"]), origin=origin)
         committed = self._buffer.commit(xid, commit)
         if isinstance(committed, LargeTransaction):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import psycopg
 
@@ -17,6 +18,8 @@ from pgtide.errors import PgtideError
 from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request
 from pgtide.replication.connect import Connection, connect
 from pgtide.replication.slot import KeptSnapshot
+
+_RETRY_S = 5.0
 
 
 class SnapshotKeeper:
@@ -28,6 +31,7 @@ class SnapshotKeeper:
         self._maker: threading.Thread | None = None
         self._making: Connection | None = None
         self._closed = False
+        self._not_before = 0.0
         self.trouble: str | None = None  # why the last request could not be met; it is tried again
 
     def keep(self, kept: KeptSnapshot) -> None:
@@ -36,7 +40,7 @@ class SnapshotKeeper:
 
     def serve(self) -> None:
         """Lets a snapshot go that nobody needs any more, and begins to make the one that a load asks for."""
-        if self._maker is not None and self._maker.is_alive():
+        if (self._maker is not None and self._maker.is_alive()) or time.monotonic() < self._not_before:
             return
         path = self._config.log_path
         if self._kept is not None and offered_snapshot(path) is None:
@@ -61,8 +65,9 @@ class SnapshotKeeper:
             timeout_s = self._config.source.connect_timeout_seconds
             with connect(self._config.source.dsn, replication=True, timeout_s=timeout_s) as self._making:
                 kept = new_snapshot(self._config, self._making, tables)
-        except PgtideError as error:
-            self.trouble = error.what
+        except (PgtideError, psycopg.Error, OSError) as error:
+            self.trouble = str(error)
+            self._not_before = time.monotonic() + _RETRY_S
             return
         finally:
             self._making = None

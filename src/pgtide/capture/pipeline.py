@@ -17,12 +17,12 @@ from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.keeper import SnapshotKeeper
-from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
+from pgtide.capture.start import Sides, check_can_go_on, check_same_server, open_log, open_sides
 from pgtide.capture.tidy import Tidier
 from pgtide.capture.whole import HELD_BYTES
 from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
-from pgtide.errors import DecodeError, TransientError
+from pgtide.errors import DecodeError, SendWholeError, TransientError
 from pgtide.failpoints import declare, reach
 from pgtide.metrics import serve
 from pgtide.replication.preflight import SourceFacts, check_source
@@ -60,6 +60,7 @@ class Capture:
         self._appender: Appender | None = None
         self._next_control = 0.0
         self._binary = True
+        self._streaming = True
         self.streaming = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
@@ -97,6 +98,9 @@ class Capture:
                     raise
                 self._binary = False
                 self._on_state(CaptureState("waiting", f"{error.what}; going on with values as text"))
+            except SendWholeError as error:
+                self._streaming = False
+                self._on_state(CaptureState("waiting", f"{error.what}; asking for whole transactions"))
             except TransientError as error:
                 if time.monotonic() - began > _RETRY_LAST_S:
                     pause_s = _RETRY_FIRST_S
@@ -109,8 +113,9 @@ class Capture:
         """From connecting to the loss of the connection, or to `stop`."""
         sides = open_sides(self._config, facts, stop)
         try:
+            check_same_server(facts, sides)
             if self._appender is None or self._appender.failure is not None:
-                self._open_appender(facts, sides)
+                self._open_appender(facts, sides, stop)
             assert self._appender is not None
             self._send([Reset()], self._appender, None, stop)
             while not self._appender.drained(_STATUS_INTERVAL_S):  # the spool is about to be emptied
@@ -119,7 +124,9 @@ class Capture:
             self._appender.raise_failure()
             durable_lsn = self._appender.durable_lsn
             check_can_go_on(self._config, facts, sides, durable_lsn, stop)
-            options = stream_options(facts.server_version, sides.publications, binary=self._binary)
+            options = stream_options(
+                facts.server_version, sides.publications, binary=self._binary, streaming=self._streaming
+            )
             self._stream = ReplicationStream(
                 sides.replication,
                 self._config.source.slot,
@@ -138,11 +145,15 @@ class Capture:
                 self._stream = None
             sides.close()
 
-    def _open_appender(self, facts: SourceFacts, sides: Sides) -> None:
+    def _open_appender(self, facts: SourceFacts, sides: Sides, stop: threading.Event) -> None:
         if self._appender is not None:
             self._appender.close(_CLOSE_LIMIT_S)
             self._appender = None
-        writer, kept = open_log(self._config, facts, sides)
+        try:
+            writer, kept = open_log(self._config, facts, sides, stop)
+        except OSError as error:
+            reason = error.strerror or error
+            raise TransientError(f"the log in {self._config.log_path} cannot be written: {reason}") from error
         if kept is not None:
             self._keeper.keep(kept)
         self._appender = Appender(writer, self._on_durable)
@@ -167,6 +178,7 @@ class Capture:
         decoder = Decoder(sides.catalog.shape_for)
         source = watch.SourceWatch(sides.side, self._config.source.slot, sides.publications)
         acknowledged, answered_at = 0, 0.0
+        said: str | None = None
         while not stop.is_set():
             received = stream.read(_IDLE_WAIT_MS)
             if received is not None:
@@ -176,6 +188,9 @@ class Capture:
                 watch.received_bytes.inc(received.nbytes)
                 self._send(list(assembler.feed(decoded)), appender, stream, stop)
             appender.raise_failure()
+            if appender.trouble != said:
+                said = appender.trouble
+                self._on_state(CaptureState("waiting", said) if said else CaptureState("streaming"))
             now = time.monotonic()
             durable_lsn = appender.durable_lsn
             if durable_lsn > acknowledged or now - answered_at >= _STATUS_INTERVAL_S:
@@ -189,7 +204,7 @@ class Capture:
                 self._keeper.serve()
                 self._tidier.look(now)
                 source.look(now, durable_lsn)
-        if appender.drained(_CLOSE_LIMIT_S):
+        if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 
     def _send(
@@ -205,7 +220,9 @@ class Capture:
                     stream.send_status(appender.durable_lsn)
 
 
-def stream_options(server_version: int, publications: tuple[str, ...], *, binary: bool = True) -> dict[str, str]:
+def stream_options(
+    server_version: int, publications: tuple[str, ...], *, binary: bool = True, streaming: bool = True
+) -> dict[str, str]:
     """pgoutput's options for this server: large transactions come in blocks while they are in progress."""
     protocol = 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2
     names = ",".join('"' + name.replace('"', '""') + '"' for name in publications)
@@ -214,5 +231,5 @@ def stream_options(server_version: int, publications: tuple[str, ...], *, binary
         "publication_names": names,
         "binary": "true" if binary else "false",
         "messages": "true",
-        "streaming": "on",
+        "streaming": "on" if streaming else "off",
     }

@@ -11,11 +11,12 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pgtide.config import Config
-from pgtide.errors import LogError, SlotError
+from pgtide.errors import LogError, SlotError, TransientError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import SnapshotOffer, offer_snapshot
 from pgtide.log.files import make_directory, replace_durably
@@ -26,7 +27,15 @@ from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection, connect, postgres_errors
 from pgtide.replication.preflight import SourceFacts
 from pgtide.replication.publication import ensure_publication
-from pgtide.replication.slot import CreatedSlot, KeptSnapshot, check_slot, create_slot, drop_slot, slot_state
+from pgtide.replication.slot import (
+    CreatedSlot,
+    KeptSnapshot,
+    check_slot,
+    create_slot,
+    drop_slot,
+    slot_exists,
+    slot_state,
+)
 
 _NOTED = declare("start.slot.noted", "the intention to make the slot is noted, the slot not yet made")
 _IDENTIFIED = declare("start.log.identified", "log.json is written, nothing else of the log")
@@ -67,17 +76,32 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event) -> Sid
     return Sides(side, replication, Catalog(side), publications)
 
 
-def open_log(config: Config, facts: SourceFacts, sides: Sides) -> tuple[LogWriter, KeptSnapshot | None]:
+def open_log(
+    config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event
+) -> tuple[LogWriter, KeptSnapshot | None]:
     """The log's writer, and on a first start the snapshot from which the tables are loaded."""
     path = config.log_path
     kept = None
     if not (path / FILE_NAME).exists():
-        kept = _begin_log(config, facts, sides)
+        kept = _begin_log(config, facts, sides, stop)
     _check_belongs(read_identity(path), facts, config.source.slot, path)
     writer = LogWriter(path)
     for shape in sides.catalog.shapes([table.oid for table in facts.tables], sides.publications).values():
         writer.record_shape(shape)
     return writer, kept
+
+
+def check_same_server(facts: SourceFacts, sides: Sides) -> None:
+    """Behind the same name there may be another server by now: a promoted standby, or a restored copy."""
+    with postgres_errors("identifying the server"):
+        row = sides.replication.execute("IDENTIFY_SYSTEM").fetchone()
+    assert row is not None
+    if (str(row[0]), int(row[1])) != (facts.system_identifier, facts.timeline):
+        raise LogError(
+            f"the server is now system {row[0]} on timeline {row[1]}; the log follows system "
+            f"{facts.system_identifier} on timeline {facts.timeline}: it was promoted, restored or replaced",
+            remedy="begin a new log (log.path) and a new mirror; going on across a fork is not there yet",
+        )
 
 
 def check_can_go_on(config: Config, facts: SourceFacts, sides: Sides, durable_lsn: int, stop: threading.Event) -> None:
@@ -88,8 +112,10 @@ def check_can_go_on(config: Config, facts: SourceFacts, sides: Sides, durable_ls
         with postgres_errors("looking at the replication slot"):
             state = slot_state(sides.side, slot)
         check_slot(state, slot, facts.database, durable_lsn)
-        if state is None or state.active_pid is None or stop.is_set():
+        if state is None or state.active_pid is None:
             return
+        if stop.is_set():
+            raise TransientError("stopped while the slot is in use")
         if time.monotonic() > deadline:
             who = _describe_backend(sides.side, state.active_pid)
             raise SlotError(
@@ -106,19 +132,26 @@ def new_snapshot(config: Config, replication: Connection, tables: tuple[str, ...
     return _keep(config, created, tables)
 
 
-def _begin_log(config: Config, facts: SourceFacts, sides: Sides) -> KeptSnapshot | None:
+def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> KeptSnapshot | None:
     path, slot = config.log_path, config.source.slot
     note = path / "control" / _NOTE
     make_directory(note.parent)
     with postgres_errors("looking at the replication slot"):
         exists = slot_state(sides.side, slot) is not None
-    if exists and note.exists() and json.loads(note.read_bytes()) == {"slot": slot, "system": facts.system_identifier}:
+    if exists:
+        if not note.exists() or json.loads(note.read_bytes()) != {"slot": slot, "system": facts.system_identifier}:
+            note.unlink(missing_ok=True)  # a note of ours must not outlive this: the slot is somebody else's
+            raise slot_exists(slot)
         with postgres_errors("dropping the slot of an unfinished first start"):
             drop_slot(sides.side, slot)
     replace_durably(note, json.dumps({"slot": slot, "system": facts.system_identifier}).encode())
     reach(_NOTED)
-    with postgres_errors("creating the replication slot"):
-        created = create_slot(sides.replication, slot)
+    try:
+        with postgres_errors("creating the replication slot"):
+            created = _until_stop(sides.replication, stop, lambda: create_slot(sides.replication, slot))
+    except SlotError:
+        note.unlink(missing_ok=True)  # made by somebody else in this moment: never ours to drop
+        raise
     kept = _keep_first(config, created, facts)
     create_identity(
         path,
@@ -127,6 +160,23 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides) -> KeptSnapshot
     reach(_IDENTIFIED)
     note.unlink()
     return kept
+
+
+def _until_stop(connection: Connection, stop: threading.Event, command: Callable[[], CreatedSlot]) -> CreatedSlot:
+    """Making a slot waits for every open transaction: `stop` cancels it."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_RETRY_S):
+            if stop.is_set():
+                connection.cancel_safe(timeout=1.0)
+                return
+
+    threading.Thread(target=watch, name="pgtide-slot-stop", daemon=True).start()
+    try:
+        return command()
+    finally:
+        over.set()
 
 
 def _keep_first(config: Config, created: CreatedSlot, facts: SourceFacts) -> KeptSnapshot | None:
@@ -140,9 +190,13 @@ def _keep_first(config: Config, created: CreatedSlot, facts: SourceFacts) -> Kep
 def _keep(config: Config, created: CreatedSlot, tables: tuple[str, ...]) -> KeptSnapshot:
     """Imports the exported snapshot into a connection that keeps it, and offers it."""
     keeper = connect(config.source.dsn, timeout_s=config.source.connect_timeout_seconds)
-    with postgres_errors("keeping the snapshot"):
-        kept = KeptSnapshot(keeper, created.snapshot_name)
-    offer_snapshot(config.log_path, SnapshotOffer(kept.name, created.consistent_lsn, tables))
+    try:
+        with postgres_errors("keeping the snapshot"):
+            kept = KeptSnapshot(keeper, created.snapshot_name)
+        offer_snapshot(config.log_path, SnapshotOffer(kept.name, created.consistent_lsn, tables))
+    except BaseException:
+        keeper.close()
+        raise
     return kept
 
 
@@ -173,8 +227,10 @@ def _lock(side: Connection, slot: str, timeout_s: float, stop: threading.Event) 
     with postgres_errors("taking the capture's lock"):
         while True:
             row = side.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", [_LOCK_CLASS, slot]).fetchone()
-            if (row and row[0]) or stop.is_set():
+            if row and row[0]:
                 return
+            if stop.is_set():
+                raise TransientError("stopped while another capture holds the lock")
             if time.monotonic() > deadline:
                 break
             stop.wait(_RETRY_S)

@@ -185,8 +185,9 @@ class WholeTransactions:
         self._held.append(piece)
         self._held_bytes += piece.nbytes
         if self._held_bytes > self._held_limit_bytes:
-            work += self._held
-            self._held, self._held_bytes = [], 0
+            # The newest stays: a block that ends a transaction must have rows, or no range of offsets contains it.
+            work += self._held[:-1]
+            self._held, self._held_bytes = [piece], piece.nbytes
 
     def _remember_open(self, spans: _Spans) -> None:
         if len(spans.ends) and not spans.ends[-1]:

@@ -64,18 +64,20 @@ class Removed:
 
     end_offset: int = 0
     last_offsets: Mapping[int, int] = field(default_factory=dict)
+    end_lsn: int = 0  # of the last transaction that went
 
 
 def record_removed(log_path: Path, removed: Removed) -> None:
     tables = {str(oid): last for oid, last in removed.last_offsets.items()}
-    _write(log_path, _REMOVED, {"end_offset": removed.end_offset, "tables": tables})
+    _write(log_path, _REMOVED, {"end_offset": removed.end_offset, "tables": tables, "end_lsn": removed.end_lsn})
 
 
 def removed(log_path: Path) -> Removed:
     data = _read(log_path, _REMOVED)
     if data is None:
         return Removed()
-    return Removed(data["end_offset"], {int(oid): last for oid, last in data["tables"].items()})
+    tables = {int(oid): last for oid, last in data["tables"].items()}
+    return Removed(data["end_offset"], tables, data.get("end_lsn", 0))
 
 
 def _write(log_path: Path, name: str, data: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pgtide.errors import LogCorruptError
+from pgtide.errors import LogCorruptError, TransientError
 from pgtide.log.block import HEADER_BYTES, BlockHeader, parse_header
 from pgtide.log.files import fsync_directory, make_directory
 
@@ -40,7 +40,11 @@ def adopt(files: Sequence[Path], log_path: Path, first_offset: int, epoch: int) 
         target = folder / f"{first_offset:020d}-{epoch:010d}-{number:04d}.seg"
         if not path.exists():  # an earlier attempt, of an earlier epoch, has moved it
             path = max(folder.glob(f"{first_offset:020d}-*-{number:04d}.seg"))
-        _fsync(path)
+        try:
+            _fsync(path)
+        except OSError as error:
+            # A second fsync would "succeed" on pages that never reached the disk, and the rows are nowhere else.
+            raise TransientError(f"{path} cannot be made durable: {error}; its transaction is read again") from error
         try:
             os.replace(path, target)
         except OSError:

@@ -142,5 +142,7 @@ class MarkerFile:
         self.marker = marker
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1  # never twice: the number may be somebody else's by now
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -43,6 +43,7 @@ from pgtide.log.segment import (
     valid_extents,
 )
 from pgtide.log.shapes import ShapeStore
+from pgtide.lsn import format_lsn
 from pgtide.schema import TableShape
 
 _KEPT_DIRECTORIES = 4096
@@ -130,6 +131,7 @@ class LogReader:
         latest = self._shapes.latest_seen()
         end_offset = self.end().end_offset
         seen: set[int] = set()
+        newest: dict[int, int] = {}
         for extent in reversed(self.extents()):
             if seen >= latest.keys():
                 break
@@ -138,10 +140,13 @@ class LogReader:
                 for piece in reversed(list(self._slices(block, 0, end_offset))):
                     if piece.relation_oid not in seen:
                         seen.add(piece.relation_oid)
+                        newest[piece.relation_oid] = piece.entry.last_offset
                         latest[piece.relation_oid] = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
                 if seen >= latest.keys():
                     break
-        return {shape.qualified_name: shape for shape in latest.values()}
+        # Of relations that had the same name one after the other the one with the newest change counts.
+        ordered = sorted(latest.values(), key=lambda shape: (newest.get(shape.relation_oid, -1), shape.relation_oid))
+        return {shape.qualified_name: shape for shape in ordered}
 
     def plan(self, start: int, end: int, relation_oid: int | None = None) -> list[Slice]:
         """Where the rows with start <= offset < end are, in the order of the log.
@@ -161,7 +166,10 @@ class LogReader:
     def read(self, piece: Slice) -> LogRows:
         """The rows of one slice, checked against their checksum."""
         path = Path(piece.segment)
-        data = read_entry(path, piece.position, piece.entry)
+        try:
+            data = read_entry(path, piece.position, piece.entry)
+        except FileNotFoundError:
+            self._raise_gone(piece.start, self.first_offset())
         rows = decode_rows(data, piece.entry, f"{path} at byte {piece.position}")
         shape = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
         if piece.large is not None:
@@ -185,7 +193,7 @@ class LogReader:
         end_offset = self.end().end_offset
         best, used_bytes = start, 0
         for block in self.blocks(start, end_offset):
-            used_bytes += block.header.body_bytes
+            used_bytes += self._row_bytes(block)
             fits = block.header.end_offset - start <= max_rows and used_bytes <= max_bytes
             if fits and block.header.ends_transaction:
                 best = block.header.end_offset
@@ -201,10 +209,21 @@ class LogReader:
                         return best
         return best
 
+    def _row_bytes(self, block: Block) -> int:
+        if block.header.body_bytes:
+            return block.header.body_bytes
+        large = self.directory(block).large
+        return sum(length for _, length in large.files) if large else 0
+
     def position_after(self, lsn: int) -> int:
         """First offset of the first transaction with an end LSN above `lsn`; the end, when there is none."""
-        end_offset = self.end().end_offset
-        for block in self.blocks(self.first_offset(), end_offset):
+        end_offset, first_offset = self.end().end_offset, self.first_offset()
+        if lsn < removed(self.path).end_lsn:
+            raise LogRangeError(
+                f"transactions after {format_lsn(lsn)} are no longer in the log in {self.path}: retention removed them",
+                remedy="start from a later position, or take a new snapshot of the tables",
+            )
+        for block in self.blocks(first_offset, end_offset):
             if block.header.last_end_lsn <= lsn:
                 continue
             transactions = self.directory(block).transactions
@@ -250,7 +269,13 @@ class LogReader:
 
     def extents(self) -> list[Extent]:
         """The segments that count, in order, each with the offset where it stops to count."""
-        return valid_extents(list_segments(self.path / "segments"), self.end().end_offset)
+        end_offset = self.end().end_offset  # before the listing: a segment may come into being in between
+        return valid_extents(list_segments(self.path / "segments"), end_offset)
+
+    def ends_transaction(self, extent: Extent) -> bool:
+        """Whether a transaction ends where the segment stops to count."""
+        blocks = list(self._segment_blocks(self._index(extent), extent.name.first_offset, extent.end_offset))
+        return blocks[-1].header.ends_transaction
 
     def slices(self, block: Block) -> Iterator[Slice]:
         """All tables of a block."""

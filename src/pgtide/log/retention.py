@@ -69,6 +69,8 @@ def plan_removal(log_path: Path, *, retention_s: float, max_bytes: int, now_s: f
             break
         total -= size
         gone += 1
+    while gone and not log.ends_transaction(extents[gone - 1]):
+        gone -= 1  # what is left must not begin inside a transaction
     going = extents[:gone]
     end_offset = going[-1].end_offset if going else (extents[0].name.first_offset if extents else 0)
     void = _superseded(log_path, extents)
@@ -91,7 +93,10 @@ def remove(log_path: Path, removal: Removal) -> None:
     last_offsets = dict(removed(log_path).last_offsets)
     for relation_oid, (_, last) in log.touched(first, max(first, removal.end_offset)).items():
         last_offsets[relation_oid] = max(last_offsets.get(relation_oid, -1), last)
-    record_removed(log_path, Removed(removal.end_offset, last_offsets))
+    before = removed(log_path)
+    went = log.transactions(first, max(first, removal.end_offset))["end_lsn"].to_pylist()
+    end_lsn = max([before.end_lsn, *went[-1:]])
+    record_removed(log_path, Removed(max(removal.end_offset, before.end_offset), last_offsets, end_lsn))
     reach(_RECORDED)
     for file in (*removal.segments, *removal.large):
         file.unlink(missing_ok=True)

@@ -78,6 +78,7 @@ class LogWriter:
         marker = self._marker.marker
         for part in filter(None, (whole, unfinished)):
             block = encode_block(part, self._next_offset, self._open)
+            assert block.header.end_offset > block.header.first_offset, "no range of offsets would contain this block"
             for shape in block.shapes:
                 self._shapes.save(shape, self._next_offset)
             write_all(self._descriptor, block.data)
@@ -131,6 +132,7 @@ class LogWriter:
 
     def restart(self) -> None:
         """After a failed write: a new epoch and a new segment; what is not marked is to be written again."""
+        self._marker.check_not_fenced()
         self._close_segment()
         self._marker.close()
         self._begin_epoch(copy_tail=False)

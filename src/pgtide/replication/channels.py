@@ -31,6 +31,7 @@ _FRAME = struct.Struct(">cI")
 _length_at = struct.Struct(">xI").unpack_from
 _COPY_DATA, _ERROR, _COPY_DONE = ord("d"), ord("E"), ord("c")
 _SKIPPED = frozenset(b"NSA")  # notice, parameter status, notification
+_ANSWER_LIMIT_S = 10.0
 _UNDEFINED_FUNCTION = "42883"
 _SLOT_STATES = {"42704", "55000", "55006"}  # does not exist, lost or not logical, active elsewhere
 
@@ -71,9 +72,12 @@ def open_channel(connection: psycopg.Connection[Any], slot: str) -> Channel:
 
 
 def _gss_encrypted(connection: psycopg.Connection[Any]) -> bool:
-    row = connection.execute(
-        "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
-    ).fetchone()
+    try:
+        row = connection.execute(
+            "SELECT coalesce((SELECT encrypted FROM pg_stat_gssapi WHERE pid = pg_backend_pid()), false)"
+        ).fetchone()
+    except psycopg.OperationalError as error:
+        raise TransientError(f"the connection to Postgres was lost: {error}") from error
     return bool(row and row[0])
 
 
@@ -83,6 +87,7 @@ class LibpqChannel:
         self._pgconn = connection.pgconn
         self._slot = slot
         self._available = array.array("i", [0])
+        self._over = False
 
     def start(self, command: bytes) -> None:
         result = self._pgconn.exec_(command)
@@ -93,17 +98,23 @@ class LibpqChannel:
         return self._pgconn.socket
 
     def receive(self) -> Received | None:
+        if self._over:
+            raise self._error(self._pgconn.get_result())
         messages: list[bytes | memoryview] = []
         add, get = messages.append, self._pgconn.get_copy_data
         taken, limit = 0, max(self._arrived_bytes(), 1)
         while taken < _RECEIVE_BYTES:
-            length, data = get(1)
+            try:
+                length, data = get(1)
+            except psycopg.OperationalError as error:
+                raise TransientError(f"the connection to Postgres was lost: {error}") from error
             if length > 0:
                 add(data)
                 taken += length
             elif length < 0:
+                self._over = True  # libpq has left COPY mode: only the result is left, for the next call
                 if messages:
-                    break  # the error comes again with the next call
+                    break
                 raise self._error(self._pgconn.get_result())
             elif limit <= 0:
                 break  # what trickles in meanwhile can wait for the next call
@@ -154,8 +165,8 @@ class SocketChannel:
 
     def start(self, command: bytes) -> None:
         query = command + b"\0"
-        self._socket.settimeout(None)
-        self._socket.sendall(_FRAME.pack(b"Q", len(query) + 4) + query)
+        self._socket.settimeout(_ANSWER_LIMIT_S)
+        self._send_all(_FRAME.pack(b"Q", len(query) + 4) + query)
         while True:
             kind, payload = self._take_frame()
             if kind == b"W":  # CopyBothResponse
@@ -163,6 +174,12 @@ class SocketChannel:
                 return
             if kind == b"E":
                 raise self._error(payload)
+
+    def _send_all(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise TransientError(f"the connection to Postgres was lost: {error}") from error
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -262,7 +279,10 @@ class SocketChannel:
     def _receive_exactly(self, length: int) -> bytes:
         data = b""
         while len(data) < length:
-            part = self._socket.recv(length - len(data))
+            try:
+                part = self._socket.recv(length - len(data))
+            except OSError as error:
+                raise TransientError(f"the connection to Postgres was lost: {error}") from error
             if not part:
                 raise TransientError("the server closed the connection")
             data += part

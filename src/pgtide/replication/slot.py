@@ -76,13 +76,17 @@ def create_slot(replication: psycopg.Connection[Any], name: str, *, temporary: b
     try:
         row = replication.execute(command).fetchone()
     except psycopg.errors.DuplicateObject:
-        raise SlotError(
-            f'replication slot "{name}" exists already, but this log knows nothing of it',
-            remedy=f"choose another source.slot, or, if nothing uses it: SELECT pg_drop_replication_slot('{name}')",
-        ) from None
+        raise slot_exists(name) from None
     assert row is not None
     reach(_SLOT_CREATED)
     return CreatedSlot(parse_lsn(row[1]), row[2])
+
+
+def slot_exists(name: str) -> SlotError:
+    return SlotError(
+        f'replication slot "{name}" exists already, but this log knows nothing of it',
+        remedy=f"choose another source.slot, or, if nothing uses it: SELECT pg_drop_replication_slot('{name}')",
+    )
 
 
 def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -50,6 +51,7 @@ class ReplicationStream:
             )
             .as_bytes(connection)
         )
+        self._waking = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._channel.fileno(), select.POLLIN)
@@ -71,8 +73,9 @@ class ReplicationStream:
 
     def wake(self) -> None:
         """Ends a read() that waits, from another thread."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        with self._waking, contextlib.suppress(OSError):
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"x")
 
     def send_status(self, durable_lsn: int) -> None:
         """Acknowledges: the server may forget everything up to `durable_lsn`."""
@@ -82,8 +85,10 @@ class ReplicationStream:
     def close(self) -> None:
         with contextlib.suppress(OSError, psycopg.Error):
             self._channel.close()
-        for descriptor in (self._wake_read, self._wake_write):
-            with contextlib.suppress(OSError):
+        with self._waking:  # once closed, the number may be another file's: nobody may write to it any more
+            descriptors, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
                 os.close(descriptor)
 
     def _set_busy(self, busy: bool) -> None:
