@@ -104,6 +104,7 @@ def check_log_equals_source(database: Database, folder: Path) -> None:
     """A capture that is not disturbed catches up; then the changes alone must give the source's rows."""
     config = configuration(database, folder)
     process = CaptureProcess(config)
+    wait_for(lambda: slot_is_active(database), what="the capture to stream")
     reader = wait_until_captured(database, config)
     process.stop()
     for table in TABLES:

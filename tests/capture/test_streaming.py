@@ -19,7 +19,7 @@ from tests.capture.running import (
     source_rows,
     wait_until_captured,
 )
-from tests.capture.test_crashes import LARGE
+from tests.capture.test_crashes import LARGE, slot_is_active
 from tests.database import Database
 from tests.waiting import wait_for
 
@@ -122,6 +122,7 @@ def test_killed_around_the_commit_of_a_spooled_transaction(point: str, streamed:
     streamed.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(1, 5000) i")
     process.wait_for_death()
     process = CaptureProcess(config)
+    wait_for(lambda: slot_is_active(streamed), what="the capture to stream")
     reader = wait_until_captured(streamed, config)
     process.stop()
     for table in "ab":
