@@ -18,7 +18,7 @@ from pgtide.capture.pipeline import Capture
 from pgtide.config import load_config
 from pgtide.lsn import format_lsn, parse_lsn
 
-_POLL_S = 0.002
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def _with_transaction_index(rows: pa.RecordBatch, index: npt.NDArray[np.int64]) 
 def _ipc_stream(rows: pa.RecordBatch) -> pa.Buffer:
     compression = pa.Codec("zstd", compression_level=1) if rows.nbytes >= _COMPRESS_FROM_BYTES else None
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
         stream.write_batch(rows)
     return sink.getvalue()

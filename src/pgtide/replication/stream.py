@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -23,9 +24,24 @@ from psycopg import sql
 from pgtide.lsn import format_lsn
 from pgtide.replication.channels import Received, open_channel
 
-_LOW_WATER_BYTES = 128 << 10  # 1 MiB and more was slower: the server waits for us
+_HEAVY_BYTES = 64 << 10  # what one read brings when the server sends as fast as it can
 _POSTGRES_EPOCH_US = 946_684_800_000_000
 _STATUS = struct.Struct(">cQQQqB")
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """How lazily to read: wake up for so many bytes, or after `patience` times the batch wait (0: at once)."""
+
+    low_water_bytes: int
+    patience: int
+
+
+_QUIET = _Load(1, 0)
+_BUSY = _Load(128 << 10, 1)
+# Every read costs about 2 ms of CPU however much it brings, so under full load it pays to let more arrive; at 1 MiB the
+# server waits for us.
+_HEAVY = _Load(512 << 10, 3)
 
 
 class ReplicationStream:
@@ -57,18 +73,24 @@ class ReplicationStream:
         self._poll.register(self._channel.fileno(), select.POLLIN)
         self._poll.register(self._wake_read, select.POLLIN)
         self._batch_wait_ms = batch_wait_ms
-        self._busy = False
+        self._load = _QUIET
 
     def read(self, wait_ms: int) -> Received | None:
         """Messages that have arrived; waits for some at most `wait_ms`.  Each payload begins with 'w' or 'k'."""
         started = time.monotonic()
-        ready = self._poll.poll(min(wait_ms, self._batch_wait_ms) if self._busy else wait_ms)
-        if any(descriptor == self._wake_read for descriptor, _ in ready):
+        patience_ms = self._load.patience * self._batch_wait_ms
+        ready = [descriptor for descriptor, _ in self._poll.poll(min(wait_ms, patience_ms) if patience_ms else wait_ms)]
+        if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+            if ready == [self._wake_read] and self._load is not _QUIET:
+                return None  # woken to answer the server; what is arriving may go on arriving
         received = self._channel.receive()
         waited_ms = (time.monotonic() - started) * 1000
-        self._set_busy(received is not None and (self._busy or waited_ms < self._batch_wait_ms))
+        if received is None or (self._load is _QUIET and waited_ms >= self._batch_wait_ms):
+            self._set_load(_QUIET)
+        else:
+            self._set_load(_HEAVY if received.ends[-1] - received.starts[0] >= _HEAVY_BYTES else _BUSY)
         return received
 
     def wake(self) -> None:
@@ -91,10 +113,9 @@ class ReplicationStream:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _set_busy(self, busy: bool) -> None:
-        if busy != self._busy:
-            self._busy = busy
-            low_water = _LOW_WATER_BYTES if busy else 1
+    def _set_load(self, load: _Load) -> None:
+        if load is not self._load:
+            self._load = load
             duplicate = socket.socket(fileno=os.dup(self._channel.fileno()))
             with contextlib.closing(duplicate), contextlib.suppress(OSError):  # unix sockets have no such threshold
-                duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+                duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, load.low_water_bytes)
