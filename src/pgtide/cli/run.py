@@ -162,22 +162,38 @@ def _run_parts(
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    """An event that SIGTERM and SIGINT set; a second signal ends the process at once.
+
+    The handler only writes to a pipe, and a thread sets the event: a handler runs in the main thread, which may at
+    this moment be inside `stop.wait()` and hold the lock that `stop.set()` needs.
+    """
     stop = threading.Event()
-    signalled = threading.Event()
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    signals = 0
+
+    def pass_on() -> None:
+        if os.read(read_end, 1) == b"s":
+            stop.set()
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        if signalled.is_set():
+        nonlocal signals
+        signals += 1
+        if signals > 1:
             os._exit(130)
-        signalled.set()
-        stop.set()
+        os.write(write_end, b"s")
 
+    watcher = threading.Thread(target=pass_on, name="pgtide-signals", daemon=True)
+    watcher.start()
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.write(write_end, b"e")
+        watcher.join()
+        os.close(read_end)
+        os.close(write_end)
 
 
 def _say(part: str, what: str, detail: str = "") -> None:
