@@ -7,6 +7,7 @@ text is kept.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,19 +36,20 @@ def _strings(cells: Cells) -> list[str]:
     return strings
 
 
-class Nested:
+class Nested(ABC):
     """What all have in common: only valid rows are decoded; rows that do not fit become null with their text."""
 
     def __init__(self, pg_type: PgType, print_value: PrintValue) -> None:
         self.type = storage_type(pg_type)
         self._pg_type, self._print_value = pg_type, print_value
 
+    @abstractmethod
     def _dense(self, cells: Cells) -> tuple[pa.Array, Bools]:
         """Values of cells in binary form that are all valid, and which of them fit the storage type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _dense_text(self, texts: list[str]) -> tuple[pa.Array, Bools]:
-        raise NotImplementedError
+        """The same from their texts."""
 
     def binary(self, cells: Cells) -> Values:
         rows = np.arange(len(cells)) if cells.valid is None else np.flatnonzero(cells.valid)
