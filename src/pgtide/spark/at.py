@@ -77,7 +77,10 @@ def at(spark: SparkSession, point: str | int | datetime = "latest", config: Conf
     found = spark.sql(f"SELECT * FROM {points} WHERE log_id = '{_log_id(config)}'").toArrow().to_pylist()
     chosen = max((row for row in found if _not_later(row, point)), key=lambda row: int(row["offset"]), default=None)
     if chosen is None:
-        raise PgtideError(f"There is no consistent point at or before {point}.", remedy="See: pgtide points list.")
+        raise PgtideError(
+            f"There is no consistent point at or before {point}.",
+            remedy=f"Those that there are: SELECT DISTINCT lsn, commit_timestamp FROM {points}",
+        )
     newest: dict[str, dict[str, object]] = {}
     for row in sorted(found, key=lambda row: (int(row["offset"]), bool(row["covered"]))):
         if row["table"] is not None and row["offset"] <= chosen["offset"]:
