@@ -15,6 +15,7 @@ from pgtide import failpoints, local
 from pgtide.capture.pipeline import Capture, CaptureState
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError
+from pgtide.log.control import request_snapshot
 from tests.capture.running import capturing, changes, configuration, wait_until_captured
 from tests.database import Database, create_database
 from tests.waiting import wait_for
@@ -146,3 +147,17 @@ def test_a_server_that_was_promoted_is_not_followed(tmp_path: Path) -> None:
         wait_for(running.ended, what="the capture to stop")
         assert isinstance(running.failure, LogError)
         assert "timeline 2" in running.failure.what
+
+
+def test_a_snapshot_that_cannot_be_made_is_said(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise SlotError("all replication slots are in use")
+
+    database.execute(TABLE)
+    config = configuration(database, tmp_path)
+    monkeypatch.setattr("pgtide.capture.keeper.new_snapshot", refuse)
+    with capturing(config) as states:
+        request_snapshot(config.log_path, ("public.t",))
+        wait_for(lambda: any("slots are in use" in state.detail for state in states), what="it to be said")

@@ -119,8 +119,9 @@ def test_copied_tuples_with_one_thing_wrong_are_decoded_or_refused(server: Local
             continue
 
 
-def test_random_bytes_are_refused() -> None:
+def test_random_bytes_give_rows_or_one_clear_error() -> None:
     rng = random.Random(6)
+    refused = 0
     for _ in range(2000):
         message = rng.choice([b"w", b"k", b"", b"w" + bytes(24)]) + rng.randbytes(rng.randrange(0, 60))
         decoder = Decoder(shape_of)
@@ -128,7 +129,8 @@ def test_random_bytes_are_refused() -> None:
         try:
             decoder.feed(Frames.from_messages([message]))
         except DecodeError:
-            continue
+            refused += 1
+    assert 1000 < refused <= 2000, "most random bytes are no message at all"
 
 
 GOOD: dict[str, bytes] = {

@@ -163,6 +163,13 @@ class Capture:
         spool = Spool(self._config.spool_path, capture.spool_max_bytes)
         return TransactionBuffer(spool, capture.transaction_memory_bytes)
 
+    def _tell_new(self, before: tuple[str | None, ...], now: tuple[str | None, ...]) -> tuple[str | None, ...]:
+        """Says what has come up since the last look, once."""
+        for text in now:
+            if text is not None and text not in before:
+                self._warn(text)
+        return now
+
     def _warn(self, text: str) -> None:
         self._on_state(CaptureState("streaming", text))
 
@@ -179,6 +186,7 @@ class Capture:
         source = watch.SourceWatch(sides.side, self._config.source.slot, sides.publications)
         acknowledged, answered_at = 0, 0.0
         said: str | None = None
+        notices: tuple[str | None, ...] = ()
         while not stop.is_set():
             received = stream.read(_IDLE_WAIT_MS)
             if received is not None:
@@ -204,6 +212,7 @@ class Capture:
                 self._keeper.serve()
                 self._tidier.look(now)
                 source.look(now, durable_lsn)
+                notices = self._tell_new(notices, (self._keeper.trouble, source.warning))
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 

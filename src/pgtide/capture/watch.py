@@ -16,6 +16,7 @@ from pgtide.replication.slot import slot_state
 
 INTERVAL_S = 5.0
 _WAL_LIMIT_NEAR_BYTES = 1 << 30
+_WAL_LIMIT_NEAR = "less than 1 GiB of WAL until the server gives the slot up (max_slot_wal_keep_size)"
 
 rows = counter("capture_rows", "Changes received from the server.")
 received_bytes = counter("capture_bytes", "Bytes of messages received from the server.")
@@ -52,11 +53,7 @@ class SourceWatch:
         safe_wal_bytes.set(-1 if state.safe_wal_bytes is None else state.safe_wal_bytes)
         lag_bytes.set(max(0, state.wal_end_lsn - durable))
         near = state.safe_wal_bytes is not None and state.safe_wal_bytes < _WAL_LIMIT_NEAR_BYTES
-        self.warning = (
-            f"the slot is lost after {state.safe_wal_bytes} more bytes of WAL (max_slot_wal_keep_size)"
-            if near
-            else None
-        )
+        self.warning = _WAL_LIMIT_NEAR if near else None
 
     def _check_publications(self) -> None:
         found = self._connection.execute(
