@@ -35,6 +35,7 @@ _DECODED = declare("capture.decoded", "messages are decoded, none of their chang
 
 _STATUS_INTERVAL_S = 1.0  # walsenders miss wake-ups now and then; a status message releases them
 _IDLE_WAIT_MS = 500
+_BATCH_WAIT_MAX_MS = 10  # an object store is written seldom, the socket is emptied often
 _CONTROL_INTERVAL_S = 0.2
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 10.0
 _CLOSE_LIMIT_S = 1.0
@@ -132,7 +133,7 @@ class Capture:
                 self._config.source.slot,
                 durable_lsn,
                 options,
-                self._config.log.flush_interval_ms,
+                min(self._config.log.flush_interval_ms, _BATCH_WAIT_MAX_MS),
             )
             self._on_state(CaptureState("streaming"))
             self.streaming.set()

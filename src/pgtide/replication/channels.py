@@ -188,16 +188,22 @@ class SocketChannel:
         if self._over:  # the end of the stream is in the buffer already: nothing more will come
             return self._whole_messages()
         self._make_room()
+        room = memoryview(self._buffer)[:-PADDING_BYTES]
+        before = self._end
         try:
-            received = self._socket.recv_into(memoryview(self._buffer)[self._end : -PADDING_BYTES])
+            # Each turn opens the window for what waits on the server's side.
+            while self._end < len(room):
+                received = self._socket.recv_into(room[self._end :])
+                if not received:
+                    if self._end > before:
+                        break  # said by the next call
+                    raise TransientError("the server closed the connection")
+                self._end += received
         except BlockingIOError:
-            return None
+            pass
         except OSError as error:
             raise TransientError(f"the connection to Postgres was lost: {error}") from error
-        if not received:
-            raise TransientError("the server closed the connection")
-        self._end += received
-        return self._whole_messages()
+        return self._whole_messages() if self._end > before else None
 
     def send(self, payload: bytes) -> None:
         # A status message is small, and the server reads them: a full send buffer means that the connection is dead.
