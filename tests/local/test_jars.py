@@ -19,11 +19,12 @@ from pathlib import Path
 import pytest
 
 from pgtide.errors import PgtideError
-from pgtide.local import jars
+from pgtide.local.jars import Lakehouse
+from pgtide.local.maven import resolve_with_spark
 from pgtide.local.proxy import proxy_options
 from tests.local.certificates import make_certificate
 
-VERSIONS = jars.Lakehouse("4.1", "1.12.0", "4.4.0")
+VERSIONS = Lakehouse("4.1", "1.12.0", "4.4.0")
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
@@ -64,7 +65,7 @@ def serve(server: ThreadingHTTPServer) -> Iterator[int]:
 def repository(tmp_path: Path) -> Iterator[Repository]:
     """A Maven repository over TLS with the two jars, by a certificate that nobody trusts."""
     files = tmp_path / "repository"
-    for group, artifact, version in (entry.split(":") for entry in VERSIONS.coordinates):
+    for group, artifact, version in (entry.split(":") for entry in VERSIONS.wanted.coordinates):
         folder = files.joinpath(*group.split("."), artifact, version)
         folder.mkdir(parents=True)
         (folder / f"{artifact}-{version}.pom").write_text(
@@ -135,12 +136,12 @@ def fetch_from(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> l
     monkeypatch.setenv("SPARK_CONF_DIR", str(folder))
     work = folder / "work in progress"
     work.mkdir()
-    return jars._resolve_with_spark(VERSIONS, work)
+    return resolve_with_spark(VERSIONS.wanted, work)
 
 
 def assert_both_of_the_test(found: list[Path]) -> None:
     contents = [zipfile.ZipFile(jar).read("of-the-test").decode() for jar in found]
-    assert sorted(contents) == sorted(entry.split(":")[1] for entry in VERSIONS.coordinates)
+    assert sorted(contents) == sorted(entry.split(":")[1] for entry in VERSIONS.wanted.coordinates)
 
 
 def test_jars_come_from_a_repository_whose_certificate_only_this_machine_s_bundle_knows(

@@ -1,17 +1,20 @@
 """`pgtide bench capture`: how fast a slot is drained into the durable log, beside pg_recvlogical on the same WAL.
 
 All slots are made first, the WAL is generated once, then pgtide and pg_recvlogical drain it in turn.  pg_recvlogical
-writes to /dev/null and decodes nothing; pgtide decodes, compresses and fsyncs.
+writes to /dev/null and decodes nothing; pgtide decodes, compresses and fsyncs.  Debezium drains the large transactions
+once, at the end.
 """
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pgtide.bench.debezium import NotRunError, drain_seconds
 from pgtide.bench.drain import Drained, begin, drain
 from pgtide.bench.result import Result
 from pgtide.bench.workload import Workload, workload
@@ -41,7 +44,6 @@ def capture(small: bool) -> Result:
         result.environment["postgres"] = work.server.version
         for scenario in scenarios:
             _measure(scenario, work, result)
-    result.not_run["debezium"] = "not part of this benchmark yet"
     return result
 
 
@@ -77,6 +79,8 @@ def _measure(scenario: _Scenario, work: Workload, result: Result) -> None:
         work.create_slot(f"same_{number}")
         if scenario.name == "large":
             work.create_slot(f"defaults_{number}")
+    if scenario.name == "large":
+        work.create_slot("debezium")
     scenario.generate(work, scenario.changes)
     lsn = work.wal_end_lsn()
     for number in numbers:
@@ -91,11 +95,22 @@ def _measure(scenario: _Scenario, work: Workload, result: Result) -> None:
     result.add_ratio(key, rates, [scenario.changes / seconds for seconds in same])
     if scenario.name == "large":
         result.add_ratio("pg_recvlogical_defaults", rates, [scenario.changes / seconds for seconds in defaults])
+        _beside_debezium(scenario, work, statistics.median(rates), result)
     suffix = "" if scenario.name == "large" else f"_{scenario.name}"
     result.add_figure(f"rows_per_s{suffix}", rates)
     result.add_figure(f"cpu_s_per_million_rows{suffix}", [one.cpu_s / scenario.changes * 1e6 for one in ours])
     result.add_figure(f"peak_rss_mb{suffix}", [one.peak_rss_mb for one in ours])
     work.drop_slots()
+
+
+def _beside_debezium(scenario: _Scenario, work: Workload, rate: float, result: Result) -> None:
+    _say("large: Debezium")
+    try:
+        seconds = drain_seconds(work.server, "debezium", scenario.changes)
+    except NotRunError as error:
+        result.not_run["debezium"] = error.what
+    else:
+        result.add_ratio("debezium", [rate], [scenario.changes / seconds])
 
 
 def _same_options(work: Workload) -> dict[str, str]:

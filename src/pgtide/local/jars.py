@@ -1,33 +1,17 @@
-"""The Iceberg and Delta jars for the installed Spark: fetched once into the cache, used by path afterwards.
+"""The Iceberg and Delta jars for the installed Spark.
 
-They are resolved by Spark itself (Ivy, with whatever repositories and mirrors this machine has configured for it) and,
-where that fails and Maven is set up, by Maven.  Both are told of the proxy that this machine names, and where Java does
-not know who signed a repository's certificate, they are asked again with the authorities that Python and pip trust.
 What Spark already ships is left out: two versions of one library on a class path is how strange errors begin.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from pgtide.errors import PgtideError
-from pgtide.local.cache import cache_folder, made_once
-from pgtide.local.java import java_home
-from pgtide.local.proxy import proxy_options
-from pgtide.local.trust import machine_certificates, trust_options, write_trust_store
-
-_RESOLVE_LIMIT_S = 1800
-
-# A certificate that leads to no authority of Java's list, and a list that is empty (a half-installed Debian package).
-_DISTRUST = re.compile(r"PKIX path|trustAnchors parameter must be non-empty")
+from pgtide.local.maven import Wanted, jars_in_cache, spark_home
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +23,12 @@ class Lakehouse:
     delta: str
 
     @property
-    def coordinates(self) -> tuple[str, str]:
-        return (
+    def wanted(self) -> Wanted:
+        coordinates = (
             f"org.apache.iceberg:iceberg-spark-runtime-{self.spark}_2.13:{self.iceberg}",
             f"io.delta:delta-spark_{self.spark}_2.13:{self.delta}",
         )
+        return Wanted("The Iceberg and Delta jars", coordinates, _SHIPPED_WITH_SPARK)
 
 
 _SUPPORTED = {"4.1": Lakehouse("4.1", "1.12.0", "4.4.0")}
@@ -71,118 +56,11 @@ def lakehouse_jars() -> list[Path]:
         )
     versions = _SUPPORTED[minor]
     name = f"spark-{minor}-iceberg-{versions.iceberg}-delta-{versions.delta}"
-    folder = made_once(cache_folder() / "jars" / name, lambda aside: _fetch(versions, aside))
-    return sorted(folder.glob("*.jar"))
-
-
-def _fetch(versions: Lakehouse, aside: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="pgtide-jars-") as work:
-        failures: list[str] = []
-        for resolve in (_resolve_with_spark, _resolve_with_maven):
-            try:
-                found = resolve(versions, Path(work))
-            except PgtideError as error:
-                failures.append(str(error))
-                continue
-            for jar in _without_shipped(found):
-                shutil.copy2(jar, aside / jar.name)
-            return
-    raise PgtideError(
-        "The Iceberg and Delta jars could not be fetched.\n" + "\n".join(failures),
-        remedy="Check the network and the repositories configured for Spark (spark.jars.ivySettings) or for Maven.",
-    )
-
-
-def _resolve_with_spark(versions: Lakehouse, work: Path) -> list[Path]:
-    ivy, script = work / "ivy", work / "nothing.py"
-    script.write_text("")
-    command = [
-        str(_spark_home() / "bin" / "spark-submit"),
-        *("--packages", ",".join(versions.coordinates)),
-        *("--exclude-packages", ",".join(_SHIPPED_WITH_SPARK)),
-        *("--conf", f"spark.jars.ivy={ivy}"),
-        str(script),
-    ]
-    _run("Spark's resolver", command, work)
-    return list((ivy / "jars").glob("*.jar"))
-
-
-def _resolve_with_maven(versions: Lakehouse, work: Path) -> list[Path]:
-    program = shutil.which("mvn")
-    if program is None:
-        raise PgtideError("Maven: there is no mvn on the PATH.")
-    (work / "pom.xml").write_text(_pom(versions))
-    output = work / "maven"
-    command = [program, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={output}"]
-    _run("Maven", [*command, "-DincludeScope=runtime"], work)
-    return list(output.glob("*.jar"))
-
-
-def _pom(versions: Lakehouse) -> str:
-    excluded = "".join(
-        f"<exclusion><groupId>{group}</groupId><artifactId>*</artifactId></exclusion>"
-        for group in (entry.partition(":")[0] for entry in _SHIPPED_WITH_SPARK)
-    )
-    dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
-        f"<exclusions>{excluded}</exclusions></dependency>"
-        for group, artifact, version in (entry.split(":") for entry in versions.coordinates)
-    )
-    return (
-        "<project><modelVersion>4.0.0</modelVersion><groupId>pgtide</groupId><artifactId>jars</artifactId>"
-        f"<version>1</version><dependencies>{dependencies}</dependencies></project>"
-    )
-
-
-def _run(who: str, command: list[str], work: Path) -> None:
-    """Runs a resolver; a second time, with this machine's authorities in place of Java's, if it did not trust."""
-    status, said = _attempt(who, command, work, proxy_options())
-    if status and _DISTRUST.search(said):
-        store = work / "authorities.jks"
-        write_trust_store(store, machine_certificates())
-        status, said = _attempt(who, command, work, [*proxy_options(), *trust_options(store)])
-    if status:
-        raise PgtideError(f"{who} failed ({status}):\n{said.strip()[-2000:]}")
-
-
-def _attempt(who: str, command: list[str], work: Path, java_options: list[str]) -> tuple[int, str]:
-    environment = os.environ | {
-        "JAVA_HOME": str(java_home()),
-        "SPARK_HOME": str(_spark_home()),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    if java_options:
-        # Read by every `java`, Spark's and Maven's.  What the user has put there comes later, and wins.
-        own = os.environ.get("JDK_JAVA_OPTIONS", "")
-        environment["JDK_JAVA_OPTIONS"] = f'"@{_options_file(work, java_options)}" {own}'
-    try:
-        done = subprocess.run(
-            command,
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_RESOLVE_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise PgtideError(f"{who} did not finish in {_RESOLVE_LIMIT_S} s.") from None
-    return done.returncode, done.stdout
-
-
-def _options_file(work: Path, java_options: list[str]) -> Path:
-    """In a file, because Java prints what the variable holds, and a proxy's address may hold a password."""
-    file = work / "java-options"
-    escaped = (option.replace("\\", "\\\\").replace('"', '\\"') for option in java_options)
-    file.write_text("".join(f'"{option}"\n' for option in escaped))
-    return file
+    return _without_shipped(jars_in_cache(name, versions.wanted))
 
 
 def _without_shipped(found: list[Path]) -> list[Path]:
-    shipped = {_artifact(jar.name) for jar in (_spark_home() / "jars").glob("*.jar")}
+    shipped = {_artifact(jar.name) for jar in (spark_home() / "jars").glob("*.jar")}
     return [jar for jar in found if _artifact(jar.name) not in shipped]
 
 
@@ -190,9 +68,3 @@ def _artifact(jar_name: str) -> str:
     """`zstd-jni` of `zstd-jni-1.5.7-3.jar` and of Ivy's `com.github.luben_zstd-jni-1.5.7-3.jar`."""
     name = re.sub(r"-\d[^/]*\.jar$", "", jar_name)
     return re.sub(r"^[a-z][\w-]*(\.[\w-]+)+_(?=[A-Za-z])", "", name)
-
-
-def _spark_home() -> Path:
-    import pyspark
-
-    return Path(pyspark.__file__).parent
