@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pgtide.change import TRANSACTIONS, Committed, OldImage, Op, TableRows, TransactionKind
 from pgtide.log.identity import LogIdentity, create_identity
-from pgtide.log.writer import LogWriter
+from pgtide.log.writer import SEGMENT_BYTES, LogWriter
 from pgtide.schema import Column, TableShape, storage_schema
 from pgtide.types import PgType
 
@@ -63,10 +63,10 @@ def truncate(shape: TableShape) -> Change:
 class WrittenLog:
     """A log in a folder, with a writer that takes one transaction at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.path = path
         self.identity = create_identity(path, LogIdentity("7000", "shop", 1, "pgtide", start_lsn=START_LSN))
-        self.writer = LogWriter(path)
+        self.writer = LogWriter(path, segment_bytes=segment_bytes)
         self._lsn = itertools.count(START_LSN + 100, 100)
 
     def commit(self, *changes: Change) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from pgtide.log.reader import LogReader
+from pgtide.log.retention import plan_removal, remove
 from pgtide.schema import Column, TableShape
 from pgtide.spark import register
+from pgtide.types import PgType
 from tests.spark.logs import BEGINNING, INT8, WrittenLog, delete, insert, table_shape, truncate, update
 
 ORDERS = table_shape()
@@ -91,7 +95,16 @@ def test_rows_of_an_earlier_shape_are_padded(spark: SparkSession, log: WrittenLo
     ("options", "says"),
     [
         ({"table": "public.nothing"}, "Tables in it: public.orders"),
-        ({"startingOffset": "1"}, "Valid options: path, table, startingOffsets"),
+        ({"startingOffset": "1"}, "Valid options: path, table, envelope, startingOffsets"),
+        ({"envelope": "avro"}, "Valid values: changes, debezium"),
+        ({"envelope": "debezium", "includePreimage": "true"}, "`before` has the old row"),
+        ({"json": "bson"}, "Valid values: string, variant"),
+        ({"decimals": "decimal(50,2)"}, "decimal\\(38,18\\)"),
+        ({"maxBytesPerTrigger": "1.5"}, "a number of bytes from 1 on"),
+        ({"minPartitions": "-1"}, "a number of partitions from 1 on"),
+        ({"failOnDataLoss": "no"}, "Valid values: true, false"),
+        ({"readerName": "a/b"}, "letters, digits"),
+        ({"readerName": "mirror"}, "Choose another name"),
         ({"startingOffsets": "soon"}, "Valid values: earliest, latest"),
         ({"maxRowsPerTrigger": "0"}, "a number of rows from 1 on"),
         ({"includePreimage": "yes"}, "Valid values: true, false"),
@@ -166,3 +179,153 @@ def test_spark_finds_the_source_without_registration() -> None:
     import pyspark_pgtide
 
     assert pyspark_pgtide.DefaultSource.name() == "pgtide"
+
+
+EVENTS = TableShape(
+    16700, "public", "events", "f", (Column(1, "id", INT8, key=True), Column(2, "document", PgType(3802, "jsonb")))
+)
+
+
+def read_all(spark: SparkSession, log: WrittenLog, **options: Any) -> DataFrame:
+    return spark.read.format("pgtide").options(path=str(log.path), **options).load()
+
+
+def by_offset(frame: DataFrame) -> list[Row]:
+    return sorted(frame.collect(), key=lambda row: row["_offset"])
+
+
+def all_kinds(log: WrittenLog) -> None:
+    log.commit(insert(ITEMS, id=5, region='a "quoted"\n'), insert(ORDERS, id=1, amount=3, body="b"))
+    log.commit(update(ORDERS, unchanged=["body"], old_key={"id": 1}, id=2, amount=4), delete(ORDERS, id=2))
+    log.commit(truncate(ITEMS))
+
+
+def test_all_tables_come_in_one_form(spark: SparkSession, log: WrittenLog) -> None:
+    all_kinds(log)
+    frame = read_all(spark, log)
+    assert [field.name for field in frame.schema][:4] == ["table", "key", "before", "after"]
+    empty = {"region": None, "amount": None, "body": None}
+    assert [
+        (
+            row["table"],
+            row["_change_type"],
+            *(row[name] and json.loads(row[name]) for name in ("key", "before", "after")),
+        )
+        for row in by_offset(frame)
+    ] == [
+        ("public.items", "insert", {"id": 5}, None, {**empty, "id": 5, "region": 'a "quoted"\n'}),
+        ("public.orders", "insert", {"id": 1}, None, {**empty, "id": 1, "amount": 3, "body": "b"}),
+        ("public.orders", "update_postimage", {"id": 2}, {"id": 1}, {"id": 2, "region": None, "amount": 4}),
+        ("public.orders", "delete", {"id": 2}, {"id": 2}, None),
+        ("public.items", "truncate", None, None, None),
+    ]
+
+
+def test_documents_can_be_variants(spark: SparkSession, log: WrittenLog) -> None:
+    all_kinds(log)
+    frame = read_all(spark, log, json="variant")
+    found = frame.selectExpr("_offset", "variant_get(after, '$.amount', 'int') amount", "after IS NULL gone")
+    assert [(row["amount"], row["gone"]) for row in by_offset(found)] == [
+        (None, False), (3, False), (4, False), (None, True), (None, True),
+    ]  # fmt: skip
+
+
+def test_json_columns_can_be_variants(spark: SparkSession, log: WrittenLog) -> None:
+    log.commit(insert(EVENTS, id=1, document='{"a": [1, {"b": "ü"}], "c": 1.50}'), insert(EVENTS, id=2))
+    frame = read(spark, log, "public.events", json="variant")
+    assert frame.schema["document"].dataType.simpleString() == "variant"
+    taken = frame.selectExpr("_offset", "variant_get(document, '$.a[1].b', 'string') b", "document IS NULL gone")
+    assert [(row["b"], row["gone"]) for row in by_offset(taken)] == [("ü", False), (None, True)]
+
+
+def test_debezium_s_form_is_typed_for_one_table(spark: SparkSession, log: WrittenLog) -> None:
+    all_kinds(log)
+    rows = by_offset(read(spark, log, envelope="debezium"))
+    assert [
+        (row["op"], row["before"] and row["before"]["id"], row["after"] and row["after"]["id"]) for row in rows
+    ] == [
+        ("c", None, 1),
+        ("u", 1, 2),
+        ("d", 2, None),
+    ]
+    assert rows[1]["after"]["amount"] == 4
+    assert (rows[1]["after"]["body"], rows[1]["_unchanged"]) == (None, ["body"])
+    source, first = rows[0]["source"], rows[0]
+    assert (source["connector"], source["db"], source["schema"], source["table"]) == (
+        "postgresql", "shop", "public", "orders",
+    )  # fmt: skip
+    assert (source["txId"], source["lsn"], first["ts_ms"]) == (200, 192, int(BEGINNING.timestamp() * 1000))
+    assert [(row["transaction"]["id"], row["transaction"]["total_order"]) for row in rows] == [
+        ("200:192", 2), ("300:292", 1), ("300:292", 2),
+    ]  # fmt: skip
+
+
+def test_debezium_s_form_holds_documents_for_all_tables(spark: SparkSession, log: WrittenLog) -> None:
+    all_kinds(log)
+    rows = by_offset(read_all(spark, log, envelope="debezium"))
+    assert [(row["source"]["table"], row["op"]) for row in rows] == [
+        ("items", "c"), ("orders", "c"), ("orders", "u"), ("orders", "d"), ("items", "t"),
+    ]  # fmt: skip
+    assert json.loads(rows[3]["before"]) == {"id": 2}
+
+
+def test_range_is_read_by_time(spark: SparkSession, log: WrittenLog) -> None:
+    """Transactions of this log are committed 100 µs apart, the first at 200 µs."""
+    for number in range(5):
+        log.commit(insert(ORDERS, id=number))
+    day = BEGINNING.date().isoformat()
+    between = read(spark, log, startingOffsets=f"{day}T00:00:00.000300", endingOffsets=f"{day} 01:00:00.0005+01:00")
+    assert [row["id"] for row in in_order(between)] == [1, 2]
+    assert read(spark, log, startingOffsets="2001-01-01").count() == 5
+    assert read(spark, log, startingOffsets="2091-01-01").count() == 0
+
+
+def test_one_block_is_read_by_several_tasks_when_asked_for(spark: SparkSession, log: WrittenLog) -> None:
+    log.commit(*(insert(ORDERS, id=number) for number in range(10)))
+    frame = read(spark, log, minPartitions="4")
+    assert frame.rdd.getNumPartitions() == 4
+    assert [row["id"] for row in in_order(frame)] == list(range(10))
+
+
+def test_stream_batches_end_with_transactions_within_a_limit_of_bytes(
+    spark: SparkSession, log: WrittenLog, tmp_path: Path
+) -> None:
+    for number in range(3):
+        log.commit(insert(ORDERS, id=number, body="x" * 10_000))
+    collected = Collected(spark, log, tmp_path / "checkpoint", maxBytesPerTrigger="1")
+    collected.drain()
+    assert [batch for batch in collected.batches if batch] == [[0], [1], [2]]
+
+
+@pytest.fixture
+def short_segments(tmp_path: Path, spark: SparkSession) -> WrittenLog:
+    """A log with one transaction per segment."""
+    register(spark)
+    return WrittenLog(tmp_path / "short", segment_bytes=1)
+
+
+def test_rows_that_retention_took_are_an_error_or_passed_over(spark: SparkSession, short_segments: WrittenLog) -> None:
+    log = short_segments
+    for number in range(4):
+        log.commit(insert(ORDERS, id=number))
+    remove(log.path, plan_removal(log.path, retention_s=0, max_bytes=0))
+    first = LogReader(log.path).first_offset()
+    assert first > 0
+    with pytest.raises(PySparkException, match="retention removed them"):
+        read(spark, log, startingOffsets="0").collect()
+    kept = in_order(read(spark, log, startingOffsets="0", failOnDataLoss="false"))
+    assert [row["_offset"] for row in kept] == list(range(first, 4))
+
+
+def test_retention_waits_for_a_named_query(spark: SparkSession, short_segments: WrittenLog, tmp_path: Path) -> None:
+    log = short_segments
+    for number in range(3):
+        log.commit(insert(ORDERS, id=number))
+    collected = Collected(spark, log, tmp_path / "checkpoint", readerName="totals")
+    collected.drain()
+    for number in range(3, 6):
+        log.commit(insert(ORDERS, id=number))
+    removal = plan_removal(log.path, retention_s=0, max_bytes=0)
+    assert (removal.end_offset, removal.losers) == (0, ())  # the query may begin its first batch again
+    collected.drain()
+    assert plan_removal(log.path, retention_s=0, max_bytes=0).end_offset == 3

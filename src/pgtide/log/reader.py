@@ -89,7 +89,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class LogRows:
-    """Changes as stored, each with its offset and its transaction's fields in place of `_place` and `_txn`."""
+    """Changes as stored, each with its offset, and its transaction's fields in place of `_txn`."""
 
     shape: TableShape
     rows: pa.RecordBatch
@@ -355,7 +355,7 @@ def _one_transaction(part: LargePart) -> pa.RecordBatch:
 
 
 def _resolve(rows: pa.RecordBatch, transactions: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
-    """Puts offset, commit LSN, commit time and xid in place of `_place` and `_txn`; clips to [start, end)."""
+    """Adds the offset, puts commit LSN, commit time and xid in place of `_txn`; clips to [start, end)."""
     txn = rows["_txn"].to_numpy()
     offsets = transactions["first_offset"].to_numpy()[txn] + rows["_place"].to_numpy()
     low, high = np.searchsorted(offsets, [start, end])
@@ -365,6 +365,7 @@ def _resolve(rows: pa.RecordBatch, transactions: pa.RecordBatch, start: int, end
     columns = {
         "_offset": pa.array(offsets),
         "_op": rows["_op"],
+        "_place": rows["_place"],
         "_commit_lsn": taken["commit_lsn"],
         "_commit_timestamp": taken["commit_timestamp"].cast(TIMESTAMP),
         "_xid": taken["xid"],

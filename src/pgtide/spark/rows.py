@@ -6,6 +6,8 @@ derives for the declared schema (UTC), which newer versions check.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,6 +20,7 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
+    VariantType,
 )
 
 from pgtide.change import OldImage, Op
@@ -25,7 +28,8 @@ from pgtide.errors import TableError
 from pgtide.log.reader import LogRows
 from pgtide.schema import Column, TableShape
 from pgtide.spark.fold import unchanged_flags
-from pgtide.types import TypePolicy, lake_type, to_lake
+from pgtide.spark.variant import variant_array
+from pgtide.types import TypePolicy, is_variant, lake_type, to_lake
 
 CHANGE_COLUMNS = (
     StructField("_change_type", StringType()),
@@ -51,6 +55,8 @@ DEFAULT_POLICY = TypePolicy()
 
 
 def spark_type(column: Column, policy: TypePolicy = DEFAULT_POLICY) -> DataType:
+    if is_variant(column.type, policy):
+        return VariantType()
     return from_arrow_type(lake_type(column.type, policy), prefer_timestamp_ntz=True)
 
 
@@ -100,28 +106,37 @@ def change_rows(
 
     With `preimages`, an update whose old image was sent is two rows, the old one first, under one offset.
     """
-    ops = found.rows.column("_op").to_numpy()
-    columns = _images(shape, found, policy, prefix="")
-    change_types = _change_types(ops)
-    unchanged = _unchanged_names(shape, found)
     rows = found.rows
-    arrays = [*columns, change_types, *_transaction_columns(rows), unchanged]
+    ops = rows.column("_op").to_numpy()
+    arrays = [
+        *_images(shape, found, policy, prefix=""),
+        change_types(rows),
+        *transaction_columns(rows),
+        unchanged_names(shape, found),
+    ]
     if preimages and (updates := _with_old_image(rows, ops)).size:
         before = LogRows(found.shape, rows.take(pa.array(updates)))
         old = [
             *_images(shape, before, policy, prefix="_old."),
             pa.array([_PREIMAGE] * len(updates), pa.string()),
-            *_transaction_columns(before.rows),
+            *transaction_columns(before.rows),
             _no_names(len(updates)),
         ]
         order = np.argsort(np.concatenate([2 * np.arange(len(ops)) + 1, 2 * updates]), kind="stable")
         arrays = [pa.concat_arrays(pair).take(pa.array(order)) for pair in zip(arrays, old, strict=True)]
-    wanted = arrow_schema(change_schema(shape, policy))
-    cast = [
-        array if array.type == field.type else array.cast(field.type)
-        for array, field in zip(arrays, wanted, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(cast, schema=wanted)
+    return arrow_batch(arrays, change_schema(shape, policy))
+
+
+def arrow_batch(arrays: Sequence[pa.Array], schema: StructType) -> pa.RecordBatch:
+    """A batch with exactly the Arrow schema of `schema`; what shall be a VARIANT comes as JSON text."""
+    wanted = arrow_schema(schema)
+    columns = []
+    for array, field, arrow_field in zip(arrays, schema, wanted, strict=True):
+        if isinstance(field.dataType, VariantType):
+            columns.append(variant_array(array))
+        else:
+            columns.append(array if array.type == arrow_field.type else array.cast(arrow_field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
 def _images(shape: TableShape, found: LogRows, policy: TypePolicy, prefix: str) -> list[pa.Array]:
@@ -137,12 +152,12 @@ def _images(shape: TableShape, found: LogRows, policy: TypePolicy, prefix: str) 
     return images
 
 
-def _change_types(ops: npt.NDArray[np.uint8]) -> pa.Array:
+def change_types(rows: pa.RecordBatch) -> pa.Array:
     names = pa.array([_CHANGE_TYPES.get(Op(number)) if number in set(Op) else None for number in range(max(Op) + 1)])
-    return names.take(pa.array(ops))
+    return names.take(rows.column("_op"))
 
 
-def _transaction_columns(rows: pa.RecordBatch) -> list[pa.Array]:
+def transaction_columns(rows: pa.RecordBatch) -> list[pa.Array]:
     return [
         rows.column("_offset"),
         rows.column("_commit_lsn").cast(pa.int64()),
@@ -157,7 +172,7 @@ def _with_old_image(rows: pa.RecordBatch, ops: npt.NDArray[np.uint8]) -> npt.NDA
     return np.flatnonzero((ops == Op.UPDATE) & (rows.column("_old").to_numpy() != OldImage.NONE))
 
 
-def _unchanged_names(shape: TableShape, found: LogRows) -> pa.Array:
+def unchanged_names(shape: TableShape, found: LogRows) -> pa.Array:
     """For each row the names of the columns whose value was not sent."""
     flags = unchanged_flags(found.shape, found.rows)
     if not flags:

@@ -1,4 +1,4 @@
-"""The data source `pgtide`: a table's changes as typed rows, in a batch or as a stream.
+"""The data source `pgtide`: changes as rows, typed for one table or in one form for all, in a batch or as a stream.
 
 Planning reads block directories only; a partition is a run of byte ranges, and executors turn those into Arrow batches.
 They need the log's path, and nothing of Postgres.  A stream's offset is {"log": id, "offset": next to read}: an
@@ -7,10 +7,12 @@ offset of another log is refused, because its numbers mean other rows.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,12 +22,15 @@ from pyspark.sql.types import StructType
 
 from pgtide.errors import ConfigurationError, LogRangeError
 from pgtide.log.reader import LogReader, Slice
-from pgtide.schema import TableShape
-from pgtide.spark.options import SourceOptions, parse_options, resolve_position
-from pgtide.spark.rows import change_rows, change_schema
+from pgtide.spark.debezium_view import DebeziumView
+from pgtide.spark.options import SourceOptions, parse_options
+from pgtide.spark.positions import resolve_position
+from pgtide.spark.registration import register_reader
+from pgtide.spark.views import AllTablesView, TypedView, View
 
 _PARTITION_BYTES = 32 << 20
 _LATEST_FOR_S = 0.05
+_log = logging.getLogger("pgtide")
 
 
 @dataclass(frozen=True)
@@ -41,62 +46,73 @@ class PgtideSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(dict(options))
-        shapes = LogReader(self._options.path).shapes()
-        if self._options.table not in shapes:
-            known = ", ".join(sorted(shapes)) or "none yet"
-            raise ConfigurationError(
-                f"pgtide: the log in {self._options.path} has no table {self._options.table}.",
-                remedy=f"Tables in it: {known}.",
-            )
-        self._shape = shapes[self._options.table]
+        self._view = _view(self._options)
 
     @classmethod
     def name(cls) -> str:
         return "pgtide"
 
     def schema(self) -> StructType:
-        return change_schema(self._shape)
+        return self._view.schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
-        return ChangeReader(self._options, self._shape)
+        return ChangeReader(self._options, self._view)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_schema(schema)
-        return ChangeStreamReader(self._options, self._shape)
+        return ChangeStreamReader(self._options, self._view)
 
     def _check_schema(self, schema: StructType) -> None:
         own = [(field.name, field.dataType) for field in self.schema()]
         if [(field.name, field.dataType) for field in schema] != own:
             raise ConfigurationError(
-                f"pgtide: the schema given for {self._options.table} is not the table's.",
+                f"pgtide: the schema given for {self._options.table or 'all tables'} is not the source's.",
                 remedy="Leave .schema(…) out: the log knows the columns.",
             )
+
+
+def _view(options: SourceOptions) -> View:
+    log = LogReader(options.path)
+    shape = None
+    if options.table is not None:
+        shapes = log.shapes()
+        if options.table not in shapes:
+            known = ", ".join(sorted(shapes)) or "none yet"
+            raise ConfigurationError(
+                f"pgtide: the log in {options.path} has no table {options.table}.", remedy=f"Tables in it: {known}."
+            )
+        shape = shapes[options.table]
+    if options.envelope == "debezium":
+        return DebeziumView(shape, options.policy, log.identity.database, log.identity.log_id)
+    if shape is None:
+        return AllTablesView(options.policy)
+    return TypedView(shape, options.include_preimage, options.policy)
 
 
 class ChangeReader(DataSourceReader):
     """One range, fixed when the query is planned."""
 
-    def __init__(self, options: SourceOptions, shape: TableShape) -> None:
+    def __init__(self, options: SourceOptions, view: View) -> None:
         self._options = options
-        self._shape = shape
+        self._view = view
 
     def partitions(self) -> Sequence[InputPartition]:
         reader = LogReader(self._options.path)
         start = resolve_position(reader, self._options.starting_offsets)
         end = resolve_position(reader, self._options.ending_offsets)
-        return _partitions(reader, start, end, self._shape.relation_oid)
+        return _partitions(reader, start, end, self._options, self._view)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._shape, partition)
+        return _read(self._options, self._view, partition)
 
 
 class ChangeStreamReader(DataSourceStreamReader):
     """Lives as long as the query, in one Python process.  `commit` and `stop` are not to be relied on."""
 
-    def __init__(self, options: SourceOptions, shape: TableShape) -> None:
+    def __init__(self, options: SourceOptions, view: View) -> None:
         self._options = options
-        self._shape = shape
+        self._view = view
         self._log: LogReader | None = None
         self._reached: int | None = None  # where the last batch ended, as far as this process knows
         self._latest: tuple[float, int] = (float("-inf"), 0)
@@ -121,25 +137,34 @@ class ChangeStreamReader(DataSourceStreamReader):
         if time.monotonic() - since > _LATEST_FOR_S:
             latest = self._reader().end().end_offset
             self._latest = (time.monotonic(), latest)
-        rows = self._options.max_rows_per_trigger
         assert self._reached is not None
-        if rows is not None and latest - self._reached > rows:
-            latest = self._reader().boundary(self._reached, rows, sys.maxsize)
-        return self._offset(latest)
+        return self._offset(self._limited(self._reached, latest))
+
+    def _limited(self, reached: int, latest: int) -> int:
+        rows, nbytes = self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger
+        if nbytes is None and (rows is None or latest - reached <= rows):
+            return latest
+        log = self._reader()
+        # What retention took is missed when the batch is planned, with its error or without.
+        return log.boundary(max(reached, min(log.first_offset(), latest)), rows or sys.maxsize, nbytes or sys.maxsize)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = self._checked(start), self._checked(end)
         if first > last:
             raise LogRangeError(f"Spark asks for offsets {first} to {last}, which is backwards.")
         self._reached = last
-        return _partitions(self._reader(), first, last, self._shape.relation_oid)
+        if self._options.reader_name is not None:
+            # Registered first, looked for second: what is there then, retention leaves.  That this batch begins here
+            # says that all before it is done; `commit` and `stop` say less, and later or never.
+            register_reader(self._reader(), self._options.reader_name, first)
+        return _partitions(self._reader(), first, last, self._options, self._view)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._reached is None:
             self._reached = self._checked(end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._shape, partition)
+        return _read(self._options, self._view, partition)
 
     def __getstate__(self) -> dict[str, Any]:
         # Travels to the executors with each batch: without what is cached here.
@@ -163,10 +188,34 @@ class ChangeStreamReader(DataSourceStreamReader):
         return int(offset["offset"])
 
 
-def _partitions(reader: LogReader, start: int, end: int, relation_oid: int) -> list[SlicePartition]:
-    runs = runs_of_slices(reader.plan(start, end, relation_oid), _PARTITION_BYTES)
+def _partitions(reader: LogReader, start: int, end: int, options: SourceOptions, view: View) -> list[SlicePartition]:
+    try:
+        slices = reader.plan(start, end, view.relation_oid)
+    except LogRangeError:
+        first = min(reader.first_offset(), end)
+        if options.fail_on_data_loss or first <= start:
+            raise
+        _log.warning(
+            "offsets %d to %d of %s are gone; going on at %d (failOnDataLoss)", start, first, options.path, first
+        )
+        slices = reader.plan(first, end, view.relation_oid)
+    wanted_bytes = sum(piece.nbytes for piece in slices) // options.min_partitions + 1
+    runs = runs_of_slices(_cut(slices, options.min_partitions), min(_PARTITION_BYTES, wanted_bytes))
     # Of no partitions Spark would make one of its own, without slices.
     return [SlicePartition(tuple(run)) for run in runs or [[]]]
+
+
+def _cut(slices: Sequence[Slice], least: int) -> list[Slice]:
+    """At least so many slices, if there are rows for it: each is cut by offsets, and its block read by each part."""
+    if not slices or len(slices) >= least:
+        return list(slices)
+    parts = -(-least // len(slices))
+    cut = []
+    for piece in slices:
+        low, high = max(piece.start, piece.entry.first_offset), min(piece.end, piece.entry.last_offset + 1)
+        bounds = [low + (high - low) * part // parts for part in range(parts + 1)]
+        cut += [replace(piece, start=start, end=end) for start, end in itertools.pairwise(bounds) if start < end]
+    return cut
 
 
 def runs_of_slices(slices: Sequence[Slice], run_bytes: int) -> list[list[Slice]]:
@@ -182,13 +231,13 @@ def runs_of_slices(slices: Sequence[Slice], run_bytes: int) -> list[list[Slice]]
     return runs
 
 
-def _read(options: SourceOptions, shape: TableShape, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(options: SourceOptions, view: View, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, SlicePartition)
     reader = worker_reader(options.path)
     for piece in partition.slices:
-        rows = change_rows(shape, reader.read(piece), preimages=options.include_preimage)
-        if rows.num_rows:
-            yield rows
+        found = reader.read(piece)
+        if found.rows.num_rows:
+            yield view.rows(found)
 
 
 @lru_cache(maxsize=4)
