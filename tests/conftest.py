@@ -6,7 +6,8 @@ A skipped test is a claim that was not checked.  Each run names them at its end,
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -29,10 +30,26 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[local.LocalPostgres]:
-    """The Postgres 16 that tests share; one that stops or configures a server starts its own."""
-    with local.postgres() as running:
-        yield running
+def server_of() -> Iterator[Callable[[int], local.LocalPostgres]]:
+    """The server of a version that tests share; one that stops or configures a server starts its own."""
+    running: dict[int, local.LocalPostgres] = {}
+    with ExitStack() as stack:
+
+        def start(version: int) -> local.LocalPostgres:
+            if version not in running:
+                try:
+                    running[version] = stack.enter_context(local.postgres(version))
+                except local.PostgresUnavailableError as error:
+                    pytest.skip(f"{error.what} {error.remedy}")
+            return running[version]
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(server_of: Callable[[int], local.LocalPostgres]) -> local.LocalPostgres:
+    """The Postgres 16 that tests share."""
+    return server_of(16)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -17,8 +17,9 @@ import psycopg
 import pytest
 
 from pgtide.errors import PgtideError
-from pgtide.local import LocalPostgres, postgres, programs
+from pgtide.local import VERSIONS, LocalPostgres, installation, postgres
 from pgtide.local.account import Account
+from pgtide.local.from_wheel import from_wheel
 from tests.waiting import wait_for
 
 STRANGER = Account(uid=os.getuid() + 4242, gid=os.getgid() + 4242)
@@ -37,12 +38,15 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("version", [16, 18])
-def test_server_of_each_version_is_ready_for_logical_decoding(version: int) -> None:
-    with postgres(version) as server, server.connect() as connection:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_server_of_each_version_is_ready_for_logical_decoding(
+    version: int, server_of: Callable[[int], LocalPostgres]
+) -> None:
+    with server_of(version).connect() as connection:
         assert connection.info.server_version // 10000 == version
         connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         assert connection.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == [("s",)]
+        connection.execute("SELECT pg_drop_replication_slot('s')")
 
 
 @pytest.mark.parametrize("end", ["fast", "immediate", "kill"])
@@ -136,7 +140,7 @@ def test_a_setting_that_postgres_refuses_is_told_in_its_words_and_leaves_no_fold
 
 
 def test_unknown_version_is_refused() -> None:
-    with pytest.raises(PgtideError, match="16, 18"):
+    with pytest.raises(PgtideError, match="15, 16, 17, 18, not 9"):
         postgres(9)
 
 
@@ -161,11 +165,11 @@ def test_programs_below_a_closed_folder_are_copied_to_where_another_account_can_
     closed.chmod(0o700)
     monkeypatch.syspath_prepend(str(closed))
     monkeypatch.delitem(sys.modules, package.name)
-    monkeypatch.setattr(programs, "_SHARED_CACHE", shared)
+    monkeypatch.setattr(installation, "_SHARED_CACHE", shared)
     monkeypatch.setenv("PGTIDE_CACHE", str(closed / "cache"))
 
-    assert programs.program_folder(16, None).is_relative_to(closed)
-    copied = programs.program_folder(16, STRANGER)
+    assert from_wheel(16, None).programs.is_relative_to(closed)
+    copied = from_wheel(16, STRANGER).programs
     assert copied.is_relative_to(shared)
     assert STRANGER.can_read(copied / "postgres")
     said = subprocess.run([copied / "postgres", "--version"], capture_output=True, text=True, check=True).stdout

