@@ -32,16 +32,19 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN
 @pytest.fixture(scope="session")
 def server_of() -> Iterator[Callable[[int], local.LocalPostgres]]:
     """The server of a version that tests share; one that stops or configures a server starts its own."""
-    running: dict[int, local.LocalPostgres] = {}
+    found: dict[int, local.LocalPostgres | str] = {}  # the server, or why there is none
     with ExitStack() as stack:
 
         def start(version: int) -> local.LocalPostgres:
-            if version not in running:
+            if version not in found:
                 try:
-                    running[version] = stack.enter_context(local.postgres(version))
+                    found[version] = stack.enter_context(local.postgres(version))
                 except local.PostgresUnavailableError as error:
-                    pytest.skip(f"{error.what} {error.remedy}")
-            return running[version]
+                    found[version] = f"{error.what} {error.remedy}"
+            server = found[version]
+            if isinstance(server, str):
+                pytest.skip(server)
+            return server
 
         yield start
 
@@ -79,6 +82,13 @@ def _skipped(config: pytest.Config) -> list[tuple[str, str]]:
     return found
 
 
+def _by_file(skipped: list[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for test, reason in skipped:
+        found.setdefault((test.split("::")[0], reason), []).append(test)
+    return found
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if IN_CI and session.exitstatus == pytest.ExitCode.OK and _skipped(session.config):
@@ -91,8 +101,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not skipped and not heavy:
         return
     terminalreporter.section("left out on this machine")
-    for test, reason in skipped:
-        terminalreporter.line(f"{test}: {reason}")
+    for (file, reason), tests in _by_file(skipped).items():
+        terminalreporter.line(f"{tests[0] if len(tests) == 1 else f'{len(tests)} tests of {file}'}: {reason}")
     if heavy:
         terminalreporter.line(f"{heavy} heavy tests: make heavy")
     if IN_CI and skipped:

@@ -61,8 +61,13 @@ class Reader:
 
 
 class ReferenceDecoder:
-    def __init__(self, shape_of: Callable[[RelationMessage], TableShape]) -> None:
+    def __init__(
+        self,
+        shape_of: Callable[[RelationMessage], TableShape],
+        decode_value: Callable[[PgType, tuple[bytes, bytes]], Any] | None = None,
+    ) -> None:
         self.shape_of = shape_of
+        self.decode_value = decode_value or decode
         self.relations: dict[int, tuple[RelationMessage, TableShape]] = {}
         self.stream_xid = 0
         self.result = Result()
@@ -182,14 +187,14 @@ class ReferenceDecoder:
         kept_old = None
         if kind == "U" and old is not None:
             kept = zip(names, old, keys, strict=True)
-            kept_old = {name: decode(types[name], value) for name, value, key in kept if key or image == 2}
+            kept_old = {name: self.decode_value(types[name], value) for name, value, key in kept if key or image == 2}
         self._add(
             shape.fingerprint,
             {"I": 1, "U": 2, "D": 3}[kind],
             subxid,
             unchanged={name for name, value in values.items() if value[0] == b"u"},
             image=image,
-            new={name: decode(types[name], value) for name, value in values.items()},
+            new={name: self.decode_value(types[name], value) for name, value in values.items()},
             old=kept_old,
         )
 

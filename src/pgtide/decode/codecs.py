@@ -32,6 +32,7 @@ from pgtide.types.pg_type import (
     TEXT_TYPES,
     VERSIONED_TEXT_TYPES,
     PgType,
+    array_delimiter,
     decimal_precision_scale,
 )
 
@@ -194,7 +195,7 @@ def _print_array(element: PgType, raw: bytes) -> str:
     for size in sizes:
         count = min(count * size, len(raw))  # never more than the bytes that are there
     elements, _ = _print_list(element, raw, 12 + 8 * dimensions, count)
-    return format_array(sizes, lowers, elements, ";" if element.name == "box" else ",")
+    return format_array(sizes, lowers, elements, array_delimiter(element))
 
 
 def _print_fields(pg_type: PgType, raw: bytes) -> list[str | None]:

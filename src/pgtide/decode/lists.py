@@ -19,7 +19,7 @@ from pgtide.decode.nested import Nested, PrintValue, all_of, cells_of, fitting, 
 from pgtide.decode.structs import Range
 from pgtide.errors import DecodeError
 from pgtide.types.literals import ArrayLiteral, Texts, parse_array, parse_hstore, parse_multirange
-from pgtide.types.pg_type import PgType
+from pgtide.types.pg_type import PgType, array_delimiter
 
 _MAX_DIMENSIONS = 6  # MAXDIM in Postgres
 
@@ -32,7 +32,7 @@ class Array(Nested):
         assert pg_type.element is not None
         self._element = element
         self._dimensions = max(pg_type.dimensions, 1)
-        self._delimiter = ";" if pg_type.element.name == "box" else ","
+        self._delimiter = array_delimiter(pg_type.element)
 
     def _dense(self, cells: Cells) -> tuple[pa.Array, Bools]:
         cells.require_at_least(12)

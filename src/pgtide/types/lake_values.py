@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from pgtide.types.literals import parse_array, parse_composite, parse_hstore, parse_multirange, parse_range
-from pgtide.types.pg_type import OID_TYPES, PgType, decimal_precision_scale, part_of
+from pgtide.types.pg_type import OID_TYPES, PgType, array_delimiter, decimal_precision_scale, part_of
 from pgtide.types.policy import TypePolicy
 
 _ISO_INTERVAL = re.compile(
@@ -56,7 +56,7 @@ def _array(pg_type: PgType, text: str, policy: TypePolicy, altered: Counter[str]
     if policy.arrays == "string":
         return text
     element = part_of(pg_type)
-    literal = parse_array(text, ";" if element.name == "box" else ",")
+    literal = parse_array(text, array_delimiter(element))
     if literal.sizes and (len(literal.sizes) != pg_type.dimensions or set(literal.lower_bounds) != {1}):
         altered["array of other dimensions or lower bounds → null"] += 1
         return None

@@ -19,7 +19,7 @@ Texts = list[str | None]
 _ARRAY_BOUNDS = re.compile(r"((?:\[-?\d+:-?\d+\])+)=")
 _ARRAY_TOKEN = {
     delimiter: re.compile(rf'"((?:[^"\\]|\\.)*)"|([{{}}{delimiter}])|((?:[^{{}}"\\{delimiter}]|\\.)+)', re.DOTALL)
-    for delimiter in ",;"
+    for delimiter in ",;:"
 }
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _RANGE_BOUND = re.compile(r'(?:"((?:[^"\\]|""|\\\\)*)"|([^",()\[\]]*))([,)\]])', re.DOTALL)

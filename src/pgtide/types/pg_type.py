@@ -126,6 +126,17 @@ def part_of(pg_type: PgType) -> PgType:
     return pg_type.element
 
 
+# pg_type.typdelim, where it is no comma; PostGIS chose another for its types.
+_ARRAY_DELIMITERS = {"box": ";", "geometry": ":", "geography": ":"}
+
+
+def array_delimiter(element: PgType) -> str:
+    """What stands between the elements of an array's text; a domain has its base type's."""
+    while element.kind == "domain":
+        element = part_of(element)
+    return _ARRAY_DELIMITERS.get(element.name, ",") if element.kind == "base" else ","
+
+
 def nested_list(element: pa.DataType, dimensions: int) -> pa.DataType:
     for _ in range(max(dimensions, 1)):  # a column of a domain over an array may have 0 in pg_attribute.attndims
         element = pa.list_(element)

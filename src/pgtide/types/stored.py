@@ -15,7 +15,7 @@ from pgtide.types.literals import (
     format_hstore,
     format_range,
 )
-from pgtide.types.pg_type import PgType, part_of
+from pgtide.types.pg_type import PgType, array_delimiter, part_of
 
 
 def stored_text(pg_type: PgType, value: Any) -> str:
@@ -47,7 +47,7 @@ def _array(pg_type: PgType, value: list[Any]) -> str:
         flat = [each for inner in flat for each in inner]
     elements = [_maybe(element, each) for each in flat]
     lowers = [1] * len(sizes)
-    return format_array(sizes if elements else (), lowers, elements, ";" if element.name == "box" else ",")
+    return format_array(sizes if elements else (), lowers, elements, array_delimiter(element))
 
 
 def _sizes(value: list[Any], dimensions: int) -> list[int]:
