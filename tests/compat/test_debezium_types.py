@@ -17,7 +17,8 @@ from tests.decode.test_extension_types import RECORDED
 
 ARRAYS = (
     "int[], bigint[], text[], char(10)[], varchar(10)[], date[], numeric(10, 2)[], numeric[3], citext[], inet[],"
-    " cidr[], macaddr[], tsrange[], tstzrange[], daterange[], int4range[], numrange[], int8range[], uuid[], json[], jsonb[]"
+    " cidr[], macaddr[], tsrange[], tstzrange[], daterange[], int4range[], numrange[], int8range[], uuid[],"
+    " json[], jsonb[]"
 )
 DEBEZIUM = {
     "numeric_table": "smallint, integer, bigint, real, double precision, smallint, bigint, boolean, oid",

@@ -107,9 +107,9 @@ MORE: dict[str, list[str]] = {
 # Domains over these: their values are those of their base types.
 DOMAINS = (
     "bit(3)", "smallint", "integer", "bigint", "real", "double precision", "numeric", "numeric(6,2)", "numeric(8,2)",
-    "numeric(8,3)", "boolean", "varchar(25)", "text", "char", "date", "time", "timetz", "timestamp", "timestamptz", "interval",
-    "money", "box", "circle", "line", "lseg", "path", "point", "polygon", "json", "jsonb", "uuid", "varbit(3)", "inet",
-    "cidr", "macaddr", "bytea", "mood", "person", "int4range",
+    "numeric(8,3)", "boolean", "varchar(25)", "text", "char", "date", "time", "timetz", "timestamp", "timestamptz",
+    "interval", "money", "box", "circle", "line", "lseg", "path", "point", "polygon", "json", "jsonb", "uuid",
+    "varbit(3)", "inet", "cidr", "macaddr", "bytea", "mood", "person", "int4range",
 )  # fmt: skip
 TWICE = ("varbit(3)", "numeric(8,2)", "text", "timestamptz")  # also as a domain over the domain
 
