@@ -4,8 +4,8 @@ Tests, the demo and the benchmarks use these and nothing else to start Postgres 
 """
 
 from pgtide.local.installation import PostgresUnavailableError
-from pgtide.local.postgres import LocalPostgres, postgres
+from pgtide.local.postgres import LocalPostgres, Tls, postgres
 from pgtide.local.programs import VERSIONS
 from pgtide.local.spark import build_session, spark
 
-__all__ = ["VERSIONS", "LocalPostgres", "PostgresUnavailableError", "build_session", "postgres", "spark"]
+__all__ = ["VERSIONS", "LocalPostgres", "PostgresUnavailableError", "Tls", "build_session", "postgres", "spark"]

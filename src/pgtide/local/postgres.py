@@ -18,6 +18,7 @@ import socket
 import subprocess
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -25,7 +26,7 @@ from typing import Any, Literal, Self
 import psycopg
 
 from pgtide.errors import PgtideError
-from pgtide.local.account import credentials, server_account
+from pgtide.local.account import credentials, give, server_account
 from pgtide.local.programs import (
     copy_template,
     initialise_cluster,
@@ -76,10 +77,26 @@ exit "$status"
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a server that offers TLS needs: who it is, and by whom clients must be signed (PEM files)."""
+
+    certificate: Path
+    key: Path
+    client_authority: Path
+
+
 class LocalPostgres:
     """One server with its data folder; made and started by `postgres()`."""
 
-    def __init__(self, version: int, settings: dict[str, Setting], password: str | None, own_identity: bool) -> None:
+    def __init__(
+        self,
+        version: int,
+        settings: dict[str, Setting],
+        password: str | None,
+        own_identity: bool,
+        ssl: Tls | None = None,
+    ) -> None:
         self.version = version
         self.settings = _SETTINGS | settings
         self.password = password
@@ -94,6 +111,20 @@ class LocalPostgres:
             copy_template(version, self._installed, self.data, self._account)
         else:
             initialise_cluster(self._installed, self.data, self._account, password=password)
+        if ssl is not None:
+            self.settings |= self._tls_settings(ssl)
+
+    def _tls_settings(self, ssl: Tls) -> dict[str, Setting]:
+        """Copies the files: the server reads its key only from a file of its own account."""
+        settings: dict[str, Setting] = {"ssl": True}
+        files = {"ssl_cert_file": ssl.certificate, "ssl_key_file": ssl.key, "ssl_ca_file": ssl.client_authority}
+        for name, file in files.items():
+            own = self.folder / name
+            own.touch(mode=0o600)
+            own.write_bytes(file.read_bytes())
+            give(own, self._account)
+            settings[name] = str(own)
+        return settings
 
     @property
     def dsn(self) -> str:
@@ -213,6 +244,7 @@ def postgres(
     auth: Literal["trust", "scram"] = "trust",
     password: str | None = None,
     own_identity: bool = False,
+    ssl: Tls | None = None,
     **settings: Setting,
 ) -> LocalPostgres:
     """A running throw-away server (15 to 18); use it in a `with` statement, or `close()` it.
@@ -222,13 +254,14 @@ def postgres(
 
     Settings are Postgres's own (`wal_level="replica"`).  With `auth="scram"` the superuser has `password` (a random one
     if none is given).  Servers come from one template and share its system identifier; `own_identity=True` makes a
-    cluster of its own, as needed where one cluster must be told from another, for half a second more.
+    cluster of its own, as needed where one cluster must be told from another, for half a second more.  `ssl` makes it
+    offer TLS, if it was built with it: the wheel's 16 and 18 were not.
     """
     if auth == "scram":
         password = password or secrets.token_urlsafe(12)
     elif password is not None:
         raise ValueError('a password is only asked for with auth="scram"')
-    server = LocalPostgres(version, settings, password, own_identity)
+    server = LocalPostgres(version, settings, password, own_identity, ssl)
     for attempt in range(_PORT_ATTEMPTS):
         try:
             server.start()

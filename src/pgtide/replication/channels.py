@@ -102,7 +102,7 @@ class LibpqChannel:
             raise self._error(self._pgconn.get_result())
         messages: list[bytes | memoryview] = []
         add, get = messages.append, self._pgconn.get_copy_data
-        taken, limit = 0, max(self._arrived_bytes(), 1)
+        taken, arrived, emptied = 0, self._arrived_bytes(), False
         while taken < _RECEIVE_BYTES:
             try:
                 length, data = get(1)
@@ -116,10 +116,12 @@ class LibpqChannel:
                 if messages:
                     break
                 raise self._error(self._pgconn.get_result())
-            elif limit <= 0:
+            elif emptied or (messages and taken >= arrived):
                 break  # what trickles in meanwhile can wait for the next call
             else:
-                limit -= max(self._arrived_bytes(), 1)
+                # Under TLS this reads one record, and the server sends each message as one.  The end of a long record
+                # may stay inside OpenSSL, where poll() does not see it: so once more after the socket is empty.
+                emptied = not self._arrived_bytes()
                 self._consume()
         if not messages:
             return None

@@ -189,13 +189,26 @@ _TRANSIENT = (
     (r"reset by peer|could not translate|name resolution|no address associated|could not (receive|send) data",
      _UNREACHABLE),
 )  # fmt: skip
+_HBA_LINE = (
+    "Add a line to the server's pg_hba.conf (`host {database} {user} <our address>/32 scram-sha-256`) and reload it."
+)
 _NOT_READY = (
+    (r"certificate authentication failed|valid client certificate|alert unknown ca|alert .*certificate",
+     "Name a client certificate for {user} in source.dsn (sslcert, sslkey), signed by an authority of the server's."),
+    (r"private key file",
+     "sslkey in source.dsn must be the key that belongs to sslcert, and nobody else's to read: chmod 600."),
+    (r"certificate verify failed|root certificate file",
+     "Name the file with the certificate of the authority that signed the server's: sslrootcert in source.dsn."),
+    (r"does not match host name",
+     "Use the name that is in the certificate as host in source.dsn; hostaddr may hold the address to connect to."),
+    (r"no pg_hba\.conf entry.*no encryption",
+     f"If the server takes only encrypted ones: sslmode=verify-full and sslrootcert in source.dsn. Else: {_HBA_LINE}"),
     (r"no password supplied",
      "Give the password in a passfile (~/.pgpass), in PGPASSWORD or in source.dsn."),
     (r"password authentication failed|authentication failed",
      "Check user and password in source.dsn, PGPASSWORD or the passfile (~/.pgpass)."),
     (r"no pg_hba\.conf entry|pg_hba\.conf rejects",
-     "Add a line to the server's pg_hba.conf (`host {database} {user} <our address>/32 scram-sha-256`) and reload it."),
+     _HBA_LINE),
     (r"database \".*\" does not exist", "Correct dbname in source.dsn, or create the database."),
     (r"role \".*\" does not exist",
      "Correct user in source.dsn, or: CREATE ROLE {user} LOGIN REPLICATION PASSWORD '…';"),

@@ -68,8 +68,9 @@ class ReplicationStream:
 
     def read(self, wait_ms: int) -> Received | None:
         """Messages that have arrived; waits for some at most `wait_ms`.  Each payload begins with 'w' or 'k'."""
+        something = False
         if self._emptied_at is None:
-            self._arrived.poll(wait_ms)
+            something = bool(self._arrived.poll(wait_ms))
         else:
             rest_ms = (self._emptied_at + self._batch_wait_s - time.monotonic()) * 1000
             if rest_ms > 0 and self._woken.poll(min(wait_ms, rest_ms)):
@@ -77,7 +78,9 @@ class ReplicationStream:
                 return None  # woken to answer the server; what is arriving may go on arriving
         self._take_wakes()
         received = self._channel.receive()
-        self._emptied_at = time.monotonic() if received is not None else None
+        # After the first bytes in a while it is looked once more, even if they were no whole message: under TLS the
+        # rest may have been decrypted and wait inside OpenSSL, where poll() does not see it.
+        self._emptied_at = time.monotonic() if something or received is not None else None
         return received
 
     def _take_wakes(self) -> None:
