@@ -24,7 +24,8 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     "capture": NOUNS | {"replication", "decode", "transactions", "log", "snapshot"},
     "sinks": NOUNS,
     # The bulk load reads Postgres from Spark's workers; sessions are built in one place, pgtide.local.
-    "spark": NOUNS | {"log", "decode", "sinks", "local", "replication.connect", "replication.catalog"},
+    "spark": NOUNS
+    | {"log", "decode", "sinks", "local", "replication.connect", "replication.catalog", "replication.server"},
     "relay": NOUNS | {"log", "spark"},
     "local": NOUNS,
     "cli": EVERYTHING,

@@ -31,7 +31,7 @@ def configuration(
     **source: Any,
 ) -> Config:
     config = Config(
-        source=Source(dsn=database.dsn, slot=database.name + slot_suffix, **source),
+        source=Source(**{"dsn": database.dsn, "slot": database.name + slot_suffix, **source}),
         log=Log(path="log"),
         snapshot=Snapshot(initial=initial),
     )
@@ -81,6 +81,12 @@ def wait_until_captured(database: Database, config: Config) -> LogReader:
     reader = wait_for(captured, what="the log to reach the WAL's end")
     assert reader is not None
     return reader
+
+
+def wait_until_let_go(database: Database) -> None:
+    """Waits until the server has noticed that nobody reads the database's slots any more."""
+    query = "SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"
+    wait_for(lambda: not database.rows(query), what="the slot to be let go")
 
 
 def changes(reader: LogReader, table: str) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from tests.capture.running import (
     replayed,
     source_rows,
     wait_until_captured,
+    wait_until_let_go,
 )
 from tests.database import Database, create_database, drop_database
 from tests.waiting import wait_for
@@ -163,6 +164,7 @@ def test_a_slot_that_is_gone_stops_the_capture(database: Database, tmp_path: Pat
     config = configuration(database, tmp_path)
     with capturing(config):
         pass
+    wait_until_let_go(database)
     database.rows(f"SELECT pg_drop_replication_slot('{database.name}')")
     with pytest.raises(SlotError, match="does not exist"), capturing(config):
         pass
@@ -174,6 +176,7 @@ def test_a_slot_that_somebody_else_moved_stops_the_capture(database: Database, t
     with capturing(config):
         pass
     database.execute("INSERT INTO t (id) VALUES (1)")
+    wait_until_let_go(database)
     database.rows(f"SELECT pg_replication_slot_advance('{database.name}', pg_current_wal_lsn())")
     with pytest.raises(SlotError, match="acknowledged up to"), capturing(config):
         pass

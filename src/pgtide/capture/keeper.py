@@ -16,7 +16,8 @@ from pgtide.capture.start import new_snapshot
 from pgtide.config import Config
 from pgtide.errors import PgtideError
 from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request
-from pgtide.replication.connect import Connection, connect
+from pgtide.replication.connect import Connection
+from pgtide.replication.server import Server
 from pgtide.replication.slot import KeptSnapshot
 
 _RETRY_S = 5.0
@@ -38,7 +39,7 @@ class SnapshotKeeper:
         self._release()
         self._kept = kept
 
-    def serve(self) -> None:
+    def serve(self, server: Server) -> None:
         """Lets a snapshot go that nobody needs any more, and begins to make the one that a load asks for."""
         if (self._maker is not None and self._maker.is_alive()) or time.monotonic() < self._not_before:
             return
@@ -48,7 +49,9 @@ class SnapshotKeeper:
         wanted = requested_snapshot(path)
         if wanted is not None:
             self._release()
-            self._maker = threading.Thread(target=self._make, args=[wanted], name="pgtide-snapshot", daemon=True)
+            self._maker = threading.Thread(
+                target=self._make, args=[server, wanted], name="pgtide-snapshot", daemon=True
+            )
             self._maker.start()
 
     def close(self) -> None:
@@ -60,11 +63,11 @@ class SnapshotKeeper:
             self._maker.join(1)
         self._release()
 
-    def _make(self, tables: tuple[str, ...]) -> None:
+    def _make(self, server: Server, tables: tuple[str, ...]) -> None:
         try:
             timeout_s = self._config.source.connect_timeout_seconds
-            with connect(self._config.source.dsn, replication=True, timeout_s=timeout_s) as self._making:
-                kept = new_snapshot(self._config, self._making, tables)
+            with server.connect(replication=True, timeout_s=timeout_s) as self._making:
+                kept = new_snapshot(self._config, server, self._making, tables)
         except (PgtideError, psycopg.Error, OSError) as error:
             self.trouble = str(error)
             self._not_before = time.monotonic() + _RETRY_S

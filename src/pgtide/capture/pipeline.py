@@ -17,7 +17,7 @@ from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.keeper import SnapshotKeeper
-from pgtide.capture.start import Sides, check_can_go_on, check_same_server, open_log, open_sides
+from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
 from pgtide.capture.tidy import Tidier
 from pgtide.capture.whole import HELD_BYTES
 from pgtide.config import Config
@@ -114,7 +114,6 @@ class Capture:
         """From connecting to the loss of the connection, or to `stop`."""
         sides = open_sides(self._config, facts, stop)
         try:
-            check_same_server(facts, sides)
             if self._appender is None or self._appender.failure is not None:
                 self._open_appender(facts, sides, stop)
             assert self._appender is not None
@@ -210,7 +209,7 @@ class Capture:
                 watch.durable_lsn.set(durable_lsn)
             if now >= self._next_control:
                 self._next_control = now + _CONTROL_INTERVAL_S
-                self._keeper.serve()
+                self._keeper.serve(sides.server)
                 self._tidier.look(now)
                 source.look(now, durable_lsn)
                 notices = self._tell_new(notices, (self._keeper.trouble, source.warning))

@@ -27,6 +27,7 @@ from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection, connect, postgres_errors
 from pgtide.replication.preflight import SourceFacts
 from pgtide.replication.publication import ensure_publication
+from pgtide.replication.server import Server, reached
 from pgtide.replication.slot import (
     CreatedSlot,
     KeptSnapshot,
@@ -51,6 +52,7 @@ _SLOT_FREE_LIMIT_S = 30.0
 class Sides:
     """The two connections of a running capture: one to ask and to hold the lock, one that streams."""
 
+    server: Server
     side: Connection
     replication: Connection
     catalog: Catalog
@@ -65,15 +67,15 @@ class Sides:
 def open_sides(config: Config, facts: SourceFacts, stop: threading.Event) -> Sides:
     """Connects, makes sure that this is the only capture of the slot, and brings the publication up to date."""
     timeout_s = config.source.connect_timeout_seconds
-    side = connect(config.source.dsn, timeout_s=timeout_s)
-    try:
+    with contextlib.ExitStack() as opened:
+        replication = opened.enter_context(connect(config.source.dsn, replication=True, timeout_s=timeout_s))
+        _check_same_system(config, facts, replication)  # before anything is altered there
+        server = reached(config.source.dsn, replication)
+        side = opened.enter_context(server.connect(timeout_s=timeout_s))
         _lock(side, config.source.slot, timeout_s, stop)
         publications = ensure_publication(side, config.source, facts.tables)
-        replication = connect(config.source.dsn, replication=True, timeout_s=timeout_s)
-    except BaseException:
-        side.close()
-        raise
-    return Sides(side, replication, Catalog(side), publications)
+        opened.pop_all()
+    return Sides(server, side, replication, Catalog(side), publications)
 
 
 def open_log(
@@ -91,11 +93,15 @@ def open_log(
     return writer, kept
 
 
-def check_same_server(facts: SourceFacts, sides: Sides) -> None:
+def _check_same_system(config: Config, facts: SourceFacts, replication: Connection) -> None:
     """Behind the same name there may be another server by now: a promoted standby, or a restored copy."""
     with postgres_errors("identifying the server"):
-        row = sides.replication.execute("IDENTIFY_SYSTEM").fetchone()
+        # In this order: a standby that is being promoted still has the old timeline, a primary keeps the one it has.
+        recovering = replication.execute("SELECT pg_is_in_recovery()").fetchone()
+        row = replication.execute("IDENTIFY_SYSTEM").fetchone()
     assert row is not None
+    if recovering == (True,) and config.source.publication_mode == "managed":
+        raise TransientError("the server is a standby now", remedy="Wait until it is promoted, or start the primary.")
     if (str(row[0]), int(row[1])) != (facts.system_identifier, facts.timeline):
         raise LogError(
             f"the server is now system {row[0]} on timeline {row[1]}; the log follows system "
@@ -125,11 +131,11 @@ def check_can_go_on(config: Config, facts: SourceFacts, sides: Sides, durable_ls
         stop.wait(_RETRY_S)
 
 
-def new_snapshot(config: Config, replication: Connection, tables: tuple[str, ...]) -> KeptSnapshot:
+def new_snapshot(config: Config, server: Server, replication: Connection, tables: tuple[str, ...]) -> KeptSnapshot:
     """Another exact pair of snapshot and LSN, from a temporary slot, offered to the load."""
     with postgres_errors("making a snapshot"):
         created = create_slot(replication, f"pgtide_tmp_{replication.info.backend_pid}", temporary=True)
-    return _keep(config, created, tables)
+    return _keep(config, server, created, tables)
 
 
 def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> KeptSnapshot | None:
@@ -152,7 +158,7 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
     except SlotError:
         note.unlink(missing_ok=True)  # made by somebody else in this moment: never ours to drop
         raise
-    kept = _keep_first(config, created, facts)
+    kept = _keep_first(config, sides.server, created, facts)
     create_identity(
         path,
         LogIdentity(facts.system_identifier, facts.database, facts.timeline, slot, start_lsn=created.consistent_lsn),
@@ -179,21 +185,21 @@ def _until_stop(connection: Connection, stop: threading.Event, command: Callable
         over.set()
 
 
-def _keep_first(config: Config, created: CreatedSlot, facts: SourceFacts) -> KeptSnapshot | None:
+def _keep_first(config: Config, server: Server, created: CreatedSlot, facts: SourceFacts) -> KeptSnapshot | None:
     if config.snapshot.initial == "none":
         return None
-    kept = _keep(config, created, tuple(table.qualified_name for table in facts.tables))
+    kept = _keep(config, server, created, tuple(table.qualified_name for table in facts.tables))
     reach(_OFFERED)
     return kept
 
 
-def _keep(config: Config, created: CreatedSlot, tables: tuple[str, ...]) -> KeptSnapshot:
+def _keep(config: Config, server: Server, created: CreatedSlot, tables: tuple[str, ...]) -> KeptSnapshot:
     """Imports the exported snapshot into a connection that keeps it, and offers it."""
-    keeper = connect(config.source.dsn, timeout_s=config.source.connect_timeout_seconds)
+    keeper = server.connect(timeout_s=config.source.connect_timeout_seconds)
     try:
         with postgres_errors("keeping the snapshot"):
             kept = KeptSnapshot(keeper, created.snapshot_name)
-        offer_snapshot(config.log_path, SnapshotOffer(kept.name, created.consistent_lsn, tables))
+        offer_snapshot(config.log_path, SnapshotOffer(kept.name, created.consistent_lsn, tables, server.started))
     except BaseException:
         keeper.close()
         raise

@@ -51,8 +51,8 @@ def run_both(config: Config, *, until_caught_up: bool) -> None:
     from pgtide.capture.pipeline import Capture
 
     with _stopped_by_signals() as stop:
-        _introduce(config, stop)
-        wal_end_lsn = _wal_end_lsn(config) if until_caught_up else 0
+        facts = _introduce(config, stop)
+        wal_end_lsn = _wal_end_lsn(config, facts) if until_caught_up else 0
         capture = Capture(config, lambda state: _say("capture", state.phase, state.detail))
         done = threading.Event()
 
@@ -100,13 +100,13 @@ def _introduce(config: Config, stop: threading.Event) -> SourceFacts:
     return facts
 
 
-def _wal_end_lsn(config: Config) -> int:
+def _wal_end_lsn(config: Config, facts: SourceFacts) -> int:
     from pgtide.lsn import parse_lsn
-    from pgtide.replication.connect import connect, postgres_errors
+    from pgtide.replication.connect import postgres_errors
 
     with (
         postgres_errors("reading the end of the WAL"),
-        connect(config.source.dsn, timeout_s=config.source.connect_timeout_seconds) as connection,
+        facts.server.connect(timeout_s=config.source.connect_timeout_seconds) as connection,
     ):
         row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None

@@ -28,15 +28,19 @@ class SnapshotOffer:
     name: str  # for SET TRANSACTION SNAPSHOT
     lsn: int
     tables: tuple[str, ...]  # those that are to be loaded under it, by qualified name
+    server_started: str  # which server has it: its standbys have snapshots of the same name
 
 
 def offer_snapshot(log_path: Path, offer: SnapshotOffer) -> None:
-    _write(log_path, _OFFER, {"snapshot": offer.name, "lsn": format_lsn(offer.lsn), "tables": offer.tables})
+    data = {"snapshot": offer.name, "lsn": format_lsn(offer.lsn), "tables": offer.tables}
+    _write(log_path, _OFFER, data | {"server_started": offer.server_started})
 
 
 def offered_snapshot(log_path: Path) -> SnapshotOffer | None:
     data = _read(log_path, _OFFER)
-    return SnapshotOffer(data["snapshot"], parse_lsn(data["lsn"]), tuple(data["tables"])) if data else None
+    if data is None:
+        return None
+    return SnapshotOffer(data["snapshot"], parse_lsn(data["lsn"]), tuple(data["tables"]), data["server_started"])
 
 
 def withdraw_snapshot(log_path: Path) -> None:

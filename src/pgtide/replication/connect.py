@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import psycopg
@@ -172,8 +173,10 @@ def place(dsn: str) -> str:
     known = {**defaults, **{key: str(value) for key, value in conninfo_to_dict(dsn).items()}}
     if known.get("service") and "host" not in conninfo_to_dict(dsn):
         return f"service {known['service']}"
-    host = known.get("host") or known.get("hostaddr") or "local socket"
-    return f"{known['user']}@{host}:{known['port']}/{known['dbname'] or known['user']}"
+    hosts = (known.get("host") or known.get("hostaddr") or "local socket").split(",")
+    ports = known["port"].split(",")
+    where = ",".join(f"{host}:{port}" for host, port in zip(hosts, cycle(ports), strict=False))
+    return f"{known['user']}@{where}/{known['dbname'] or known['user']}"
 
 
 _UNREACHABLE = "Check that the server is running and that host and port in source.dsn are right."
@@ -184,6 +187,8 @@ _TRANSIENT = (
      "Wait until the server is up."),
     (r"too many clients|remaining connection slots|too many connections|exceeds \"?max_wal_senders",
      "Close connections, or raise max_connections (max_wal_senders for replication) and restart the server."),
+    (r"session is (not )?read-only|server is (not )?in hot standby mode",
+     "Wait until one of the hosts is what target_session_attrs in source.dsn asks for."),
     (r"refused|timeout|timed out|not known|unreachable|no such file|no route|closed the connection|closed unexpectedly",
      _UNREACHABLE),
     (r"reset by peer|could not translate|name resolution|no address associated|could not (receive|send) data",
@@ -237,9 +242,20 @@ def _refused(dsn: str, text: str) -> PgtideError:
 
 
 def _reason(text: str) -> str:
-    """The server's sentence without libpq's and psycopg's introductions."""
+    """The server's sentence without libpq's and psycopg's introductions; of several hosts, each one's."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines:
-        if "FATAL:" in line:
-            return line.partition("FATAL:")[2].strip()
-    return re.sub(r"^.*?connection to server .*? failed: ", "", lines[0]) if lines else "no reason given"
+    hosts = list(filter(None, map(_OF_ONE_HOST.match, lines)))
+    if hosts:
+        return "; ".join(f"{match['host']}:{match['port']}: {_sentence(match['reason'])}" for match in hosts)
+    fatal = [line for line in lines if "FATAL:" in line]
+    return _sentence((fatal or lines or ["no reason given"])[0])
+
+
+# How psycopg lists the hosts when all have failed.
+_OF_ONE_HOST = re.compile(r"- host: '?(?P<host>[^',]*)'?, port: '?(?P<port>[^',]*)'?, hostaddr: [^:]*?: (?P<reason>.*)")
+
+
+def _sentence(line: str) -> str:
+    if "FATAL:" in line:
+        return line.partition("FATAL:")[2].strip()
+    return re.sub(r"^.*?connection to server .*? failed: ", "", line)

@@ -28,6 +28,7 @@ from pgtide.replication.publication import (
     read_publications,
 )
 from pgtide.replication.published import published_tables
+from pgtide.replication.server import Server, reached
 
 _EXISTING_MODE = 'set source.publication_mode = "existing"'
 _UNPUBLISHABLE = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
@@ -43,6 +44,7 @@ class SourceFacts:
     database: str
     role: str
     tables: tuple[TableInfo, ...]
+    server: Server  # the one that was asked, of all those that the connection string may lead to
 
     @property
     def tables_without_key(self) -> tuple[TableInfo, ...]:
@@ -53,15 +55,25 @@ class SourceFacts:
 def check_source(config: Config, stop: threading.Event | None = None) -> SourceFacts:
     """The facts, or the first reason why capture cannot start; a server that is down is waited for."""
     source = config.source
-    with connect_when_ready(source.dsn, timeout_s=source.connect_timeout_seconds, stop=stop) as connection:
+    with connect_when_ready(source.dsn, timeout_s=source.connect_timeout_seconds, stop=stop) as anywhere:
+        _check_settings(anywhere, source)
+        system_identifier, timeline, server = _check_replication(anywhere, source)
+    with _connect_to(server, source) as connection:
         _check_settings(connection, source)
-        system_identifier, timeline = _check_replication(connection, source)
         _check_slots(connection, source)
         tables = _check_tables(connection, config)
         _check_readable(connection, tables)
         _check_publication(connection, source, tables)
         database, role = _names(connection)
-        return SourceFacts(connection.info.server_version, system_identifier, timeline, database, role, tuple(tables))
+        version = connection.info.server_version
+        return SourceFacts(version, system_identifier, timeline, database, role, tuple(tables), server)
+
+
+def _connect_to(server: Server, source: Source) -> Connection:
+    try:
+        return server.connect(timeout_s=source.connect_timeout_seconds)
+    except TransientError as error:
+        raise SourceNotReadyError(error.what, remedy=error.remedy) from None
 
 
 def _row(connection: Connection, query: str) -> tuple[str, ...]:
@@ -91,15 +103,15 @@ def _check_settings(connection: Connection, source: Source) -> None:
         )
 
 
-def _check_replication(connection: Connection, source: Source) -> tuple[str, int]:
-    """System identifier and timeline, which only a replication connection tells everyone."""
+def _check_replication(connection: Connection, source: Source) -> tuple[str, int, Server]:
+    """System identifier and timeline, which only a replication connection tells everyone, and where it ended."""
     _, role = _names(connection)
     try:
         with connect(source.dsn, replication=True, timeout_s=source.connect_timeout_seconds) as replication:
             with postgres_errors("identifying the server"):
                 row = replication.execute("IDENTIFY_SYSTEM").fetchone()
             assert row is not None
-            return str(row[0]), int(row[1])
+            return str(row[0]), int(row[1]), reached(source.dsn, replication)
     except TransientError as error:
         raise SourceNotReadyError(error.what, remedy=error.remedy) from None
     except SourceNotReadyError:

@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 from pgtide.config import load_config
 from pgtide.decode import Frames, decode_copy
 from pgtide.errors import TableError, TransientError
-from pgtide.replication.connect import Connection, connect, postgres_errors
+from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.server import Server
 from pgtide.schema import TableShape
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column
 
@@ -47,9 +48,11 @@ class SourceReference:
 
     config_file: str
     timeout_s: float
+    server_started: str  # the server that has the snapshot
 
     def open(self) -> Connection:
-        return connect(load_config(Path(self.config_file)).source.dsn, timeout_s=self.timeout_s)
+        dsn = load_config(Path(self.config_file)).source.dsn
+        return Server(dsn, self.server_started).connect(timeout_s=self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from pgtide.errors import LogError, TableError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
 from pgtide.lsn import format_lsn
-from pgtide.replication.connect import Connection, connect, postgres_errors
+from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.server import Server
 from pgtide.sinks import Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
@@ -156,7 +157,8 @@ class Loader:
             # What was read under another snapshot does not fit together with what is read under this one.
             version = self._sink.replace(version, None, loading)
         reach(TABLE_BEGUN)
-        with connect(self._config.source.dsn, timeout_s=self._config.source.connect_timeout_seconds) as connection:
+        server = Server(self._config.source.dsn, pair.offer.server_started)
+        with server.connect(timeout_s=self._config.source.connect_timeout_seconds) as connection:
             ranges = self._ranges(connection, table, pair)
             missing = [part for part in ranges if part.name not in version.loaded_ranges]
             for group in self._groups(missing):
@@ -233,7 +235,8 @@ class Loader:
         return self._spark.createDataFrame(pa.Table.from_batches(batches, arrow_schema(columns)), columns)
 
     def _in_executors(self, table: MirrorTable, columns: StructType, group: list[CtidRange], pair: _Pair) -> DataFrame:
-        source = SourceReference(str(self._config.file), self._config.source.connect_timeout_seconds)
+        timeout_s = self._config.source.connect_timeout_seconds
+        source = SourceReference(str(self._config.file), timeout_s, pair.offer.server_started)
         shape, snapshot, parts = table.shape, pair.offer.name, tuple(group)
 
         def read(batches: object) -> object:
