@@ -125,7 +125,11 @@ class Capture:
             durable_lsn = self._appender.durable_lsn
             check_can_go_on(self._config, facts, sides, durable_lsn, stop)
             options = stream_options(
-                facts.server_version, sides.publications, binary=self._binary, streaming=self._streaming
+                facts.server_version,
+                sides.publications,
+                origin=self._config.source.origin,
+                binary=self._binary,
+                streaming=self._streaming,
             )
             self._stream = ReplicationStream(
                 sides.replication,
@@ -230,12 +234,18 @@ class Capture:
 
 
 def stream_options(
-    server_version: int, publications: tuple[str, ...], *, binary: bool = True, streaming: bool = True
+    server_version: int,
+    publications: tuple[str, ...],
+    *,
+    origin: str = "any",
+    binary: bool = True,
+    streaming: bool = True,
 ) -> dict[str, str]:
     """pgoutput's options for this server: large transactions come in blocks while they are in progress."""
     protocol = 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2
     names = ",".join('"' + name.replace('"', '""') + '"' for name in publications)
-    return {
+    filtered = {"origin": "none"} if origin == "none" else {}  # "any" is the default, and 15 does not know the option
+    return filtered | {
         "proto_version": str(protocol),
         "publication_names": names,
         "binary": "true" if binary else "false",

@@ -52,6 +52,10 @@ class Source(Section):
     publication_mode: Literal["managed", "existing"] = Field(
         "managed", description='"managed": pgtide creates and alters the publication; "existing": yours, never altered.'
     )
+    origin: Literal["any", "none"] = Field(
+        "any",
+        description='"none" (Postgres 16 and newer): without changes that were themselves replicated from elsewhere.',
+    )
     connect_timeout_seconds: float = Field(
         10, gt=0, le=3600, description="How long to wait for the server at start before giving up."
     )

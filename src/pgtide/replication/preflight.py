@@ -15,7 +15,7 @@ from psycopg import sql
 
 from pgtide.config import Config, Source
 from pgtide.config.patterns import included, matches_any
-from pgtide.errors import SourceNotReadyError, TransientError
+from pgtide.errors import ConfigurationError, SourceNotReadyError, TransientError
 from pgtide.replication.catalog import Catalog, TableInfo
 from pgtide.replication.connect import Connection, connect, connect_when_ready, postgres_errors
 from pgtide.replication.publication import (
@@ -31,6 +31,7 @@ from pgtide.replication.published import published_tables
 from pgtide.replication.server import Server, reached
 
 _EXISTING_MODE = 'set source.publication_mode = "existing"'
+_ORIGIN_FILTER_VERSION = 160000
 _UNPUBLISHABLE = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
@@ -57,6 +58,7 @@ def check_source(config: Config, stop: threading.Event | None = None) -> SourceF
     source = config.source
     with connect_when_ready(source.dsn, timeout_s=source.connect_timeout_seconds, stop=stop) as anywhere:
         _check_settings(anywhere, source)
+        _check_origin(anywhere, config)
         system_identifier, timeline, server = _check_replication(anywhere, source)
     with _connect_to(server, source) as connection:
         _check_settings(connection, source)
@@ -100,6 +102,15 @@ def _check_settings(connection: Connection, source: Source) -> None:
         raise SourceNotReadyError(
             "the server is a standby, on which no publication can be created",
             remedy=f"Connect to the primary, or create the publication there and {_EXISTING_MODE}.",
+        )
+
+
+def _check_origin(connection: Connection, config: Config) -> None:
+    version = connection.info.server_version
+    if config.source.origin == "none" and version < _ORIGIN_FILTER_VERSION:
+        raise ConfigurationError(
+            f'{config.file}: source.origin: found "none", which Postgres {version // 10000} does not know',
+            remedy='Set source.origin = "any", or upgrade the server to 16 or newer.',
         )
 
 
