@@ -103,11 +103,14 @@ class LargeTransaction:
     """A committed transaction whose rows are in files: blocks of the log's row format, places in `_place`.
 
     `gone`: ranges of places (from, to exclusive) that were rolled back by savepoints; their rows may be in the files
-    and are not part of the transaction.
+    and are not part of the transaction.  `kept`: the files must also stay where they are, for the source does not
+    send the rows again; whoever made them removes them once the log has them.
     """
 
     transaction: pa.RecordBatch  # one row of the schema TRANSACTIONS, with `ends`
     places: int  # how many places it has, rolled-back ones included
     gone: tuple[tuple[int, int], ...]
     files: tuple[Path, ...]
+    lengths_bytes: tuple[int, ...]  # how many bytes of each file count
     shapes: tuple[TableShape, ...]
+    kept: bool = False

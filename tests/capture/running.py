@@ -140,6 +140,7 @@ class CaptureProcess:
         if not file.exists():
             file.write_text(
                 f'[source]\ndsn = "{config.source.dsn}"\nslot = "{config.source.slot}"\n'
+                f"two_phase = {str(config.source.two_phase).lower()}\n"
                 f'[log]\npath = "log"\n[snapshot]\ninitial = "{config.snapshot.initial}"\n'
                 f"[capture]\ntransaction_memory_bytes = {config.capture.transaction_memory_bytes}\n"
             )

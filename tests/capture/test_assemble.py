@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from pgtide.capture.assemble import Assembler
 from pgtide.capture.whole import Idle, WholeTransactions
 from pgtide.change import Committed, TransactionKind
 from pgtide.decode import CONTROL, Decoded, ShapedRows
-from pgtide.errors import DecodeError
 from pgtide.schema import MESSAGES
 from pgtide.transactions.buffer import TransactionBuffer
 from pgtide.transactions.spool import Spool
@@ -28,11 +27,12 @@ TABLES = (shape(1, "a"), shape(2, "b"))
 
 @dataclass(frozen=True)
 class Event:
-    kind: str  # B, C, k, I (a change) or M (a message outside of transactions)
+    kind: str  # B, C, k, b, P, K, r, I (a change) or M (a message outside of transactions)
     table: int = 0
     lsn: int = 0
     end_lsn: int = 0
     xid: int = 0
+    gid: str = ""
 
 
 def stream(transactions: list[list[int]], extras: list[str]) -> list[Event]:
@@ -52,13 +52,16 @@ def stream(transactions: list[list[int]], extras: list[str]) -> list[Event]:
 
 
 def decoded(events: list[Event], first_change: int) -> Decoded:
-    controls, rows = [], []
+    controls: list[tuple[int, ...]] = []
+    rows, gids = [], {}
     change = first_change
     for event in events:
         if event.kind in "IM":
             rows.append((event, change))
             change += 1
         else:
+            if event.gid:
+                gids[len(controls)] = event.gid
             controls.append((ord(event.kind), change, event.xid, 0, event.lsn, event.end_lsn, event.lsn, 0))
     tables = []
     for number, table in enumerate(TABLES):
@@ -83,7 +86,45 @@ def decoded(events: list[Event], first_change: int) -> Decoded:
             "c4": pa.array([lsn for lsn, _ in alone], pa.int64()),
         }
         tables.append(ShapedRows(MESSAGES, pa.RecordBatch.from_pydict(columns)))
-    return Decoded(first_change, change - first_change, tuple(tables), np.array(controls, CONTROL), {}, {}, 0)
+    return Decoded(first_change, change - first_change, tuple(tables), np.array(controls, CONTROL), {}, gids, 0)
+
+
+def two_phase_stream(transactions: list[tuple[list[int], str]]) -> list[Event]:
+    """Transactions given by the tables of their changes and their end: C at once, or prepared and later K or r."""
+    events, lsn = [], 1000
+    prepared: list[Event] = []
+    for xid, (changes, end) in enumerate(transactions, 1):
+        gid = "" if end == "C" else f"g{xid}"
+        begin, last = ("B", "C") if end == "C" else ("b", "P")
+        events.append(Event(begin, lsn=lsn, end_lsn=lsn + 10 if gid else 0, xid=xid, gid=gid))
+        events += [Event("I", table=table) for table in changes]
+        events.append(Event(last, lsn=lsn, end_lsn=lsn + 10, xid=xid, gid=gid))
+        lsn += 10
+        if gid:
+            prepared.append(Event(end, xid=xid, gid=gid))
+        if len(prepared) > xid % 3:
+            ended = prepared.pop(0)
+            events.append(Event(ended.kind, lsn=lsn, end_lsn=lsn + 10, xid=ended.xid, gid=ended.gid))
+            lsn += 10
+    return events
+
+
+def expected_of_two_phase(events: list[Event]) -> list[tuple[int, int, list[tuple[int, str]]]]:
+    result: list[tuple[int, int, list[tuple[int, str]]]] = []
+    current: list[tuple[int, str]] = []
+    prepared: dict[int, list[tuple[int, str]]] = {}
+    for event in events:
+        if event.kind in "Bb":
+            current = []
+        elif event.kind == "I":
+            current.append((len(current), TABLES[event.table].name))
+        elif event.kind == "P":
+            prepared[event.xid] = current
+        elif event.kind in "CK":
+            rows = current if event.kind == "C" else prepared[event.xid]
+            if rows:
+                result.append((int(TransactionKind.COMMIT), event.end_lsn, rows))
+    return result
 
 
 def expected(events: list[Event], durable_lsn: int) -> list[tuple[int, int, list[tuple[int, str]]]]:
@@ -158,7 +199,33 @@ def test_a_keepalive_inside_a_transaction_is_no_idle_position() -> None:
     assert work[-1].lsn == 600
 
 
-def test_a_message_that_was_not_asked_for_is_an_error(tmp_path: Path) -> None:
-    buffer = TransactionBuffer(Spool(tmp_path / "spool"))
-    with pytest.raises(DecodeError, match="'P'"):
-        Assembler(0, buffer).feed(decoded([Event("P", xid=1)], 0))
+@given(
+    transactions=st.lists(
+        st.tuples(st.lists(st.integers(0, 1), max_size=4), st.sampled_from(["C", "K", "K", "r"])), max_size=8
+    ),
+    cuts=st.sets(st.integers(0, 60)),
+)
+def test_any_cut_of_a_stream_with_prepared_transactions_gives_the_same_transactions(
+    transactions: list[tuple[list[int], str]], cuts: set[int]
+) -> None:
+    events = two_phase_stream(transactions)
+    with tempfile.TemporaryDirectory() as folder:
+        assembler = Assembler(0, TransactionBuffer(Spool(Path(folder))))
+        pieces, change, idle_lsn = [], 0, 0
+        bounds = sorted({0, len(events), *(cut for cut in cuts if cut < len(events))})
+        for low, high in itertools.pairwise(bounds):
+            feed = decoded(events[low:high], change)
+            change += feed.changes
+            for item in assembler.feed(feed):
+                if isinstance(item, Committed):
+                    pieces.append(item)
+                elif isinstance(item, Idle):
+                    idle_lsn = item.lsn
+        assert assembled(pieces) == expected_of_two_phase(events)
+        assert idle_lsn <= max((event.end_lsn for event in events), default=0)
+
+
+def test_a_commit_of_a_prepared_transaction_that_the_log_has_is_skipped(tmp_path: Path) -> None:
+    commit = Event("K", lsn=1000, end_lsn=1010, xid=1, gid="g1")
+    assembler = Assembler(commit.end_lsn, TransactionBuffer(Spool(tmp_path)))
+    assert assembler.feed(decoded([commit], 0)) == []

@@ -25,7 +25,7 @@ from tests.database import Database
 from tests.waiting import wait_for
 
 TABLES = ("a", "b")
-OWN = ("log.", "capture.", "slot.", "start.")
+OWN = ("log.", "capture.", "slot.", "start.", "spool.")
 
 FIRST_START = ("slot.", "start.")
 
@@ -35,8 +35,16 @@ ONCE = ("log.epoch.taken", "log.recovered", "log.segment.created")
 # Reached only by a start that finds something to recover.
 RECOVERY = ("log.recovery.copied", "log.recovery.named")
 
-# Visited elsewhere: by test_streaming, which has transactions large enough, and by tests/cli/test_log.py.
+# Visited elsewhere: by test_streaming, which has transactions large enough, by test_two_phase, and by
+# tests/cli/test_log.py.
 LARGE = ("log.large.adopted", "log.large.written")
+PREPARED = (
+    "spool.prepared.synced",
+    "spool.prepared.kept",
+    "spool.commit.noted",
+    "spool.prepared.ended",
+    "spool.prepared.forgotten",
+)
 RETENTION = ("log.retention.recorded",)
 
 
@@ -45,7 +53,7 @@ def kill_points() -> list[str]:
 
 
 def is_ordinary(point: str) -> bool:
-    return not point.startswith(FIRST_START) and point not in RECOVERY + LARGE + RETENTION
+    return not point.startswith(FIRST_START) and point not in RECOVERY + LARGE + PREPARED + RETENTION
 
 
 @contextmanager
@@ -175,4 +183,4 @@ def test_capture_goes_on_by_itself_after_the_disk_was_full(point: str, prepared:
 
 
 def test_the_special_points_are_points() -> None:
-    assert {*RECOVERY, *LARGE, *RETENTION, *ONCE} < set(kill_points())
+    assert {*RECOVERY, *LARGE, *PREPARED, *RETENTION, *ONCE} < set(kill_points())

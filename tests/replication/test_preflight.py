@@ -201,3 +201,12 @@ def test_a_free_slot_and_a_free_wal_sender_are_needed() -> None:
         assert "all 1 replication slots of the server are in use (other)" in error.what
         assert "max_replication_slots" in error.remedy
         assert facts(database, slot="other").tables
+
+
+def test_two_phase_needs_a_server_that_has_it(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unchanged(shop):
+        facts(shop, two_phase=True)
+    monkeypatch.setattr("pgtide.replication.preflight._TWO_PHASE_SINCE", 170000)  # there is no server without it here
+    error = refusal(shop, two_phase=True)
+    assert "source.two_phase" in error.what
+    assert "source.two_phase = false" in error.remedy

@@ -6,33 +6,19 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgtide.change import LargeTransaction, TableRows
+from pgtide.change import LargeTransaction
 from pgtide.errors import PgtideError
 from pgtide.log.reader import LogReader
 from pgtide.log.writer import LogWriter
-from pgtide.schema import TableShape, storage_schema
 from pgtide.transactions.buffer import Commit, TransactionBuffer
 from pgtide.transactions.places import Places, dense, merged
 from pgtide.transactions.spool import Spool
-from tests.log.building import contents, new_log, shape
-
-TABLES = (shape(1, "a"), shape(2, "b"))
-
-
-def rows_of(table: TableShape, places: list[int], keys: list[int], note: str) -> TableRows:
-    columns = [
-        pa.array([1] * len(places), pa.uint8()),
-        pa.array(places, pa.int64()),
-        pa.array([0] * len(places), pa.uint32()),
-        pa.array(keys, pa.int64()),
-        pa.array([note] * len(places)),
-    ]
-    return TableRows(table, pa.RecordBatch.from_arrays(columns, schema=storage_schema(table)))
+from tests.log.building import contents, new_log
+from tests.transactions.rows import TABLES, inserts, rows_of
 
 
 class Model:
@@ -83,12 +69,7 @@ def test_committed_transactions_equal_the_model_whatever_the_budget(
             if step[0] == "append":
                 changes = list(step[2])  # type: ignore[call-overload]
                 buffer.begin(xid)
-                first = buffer.next_place(xid)
-                tables = []
-                for number, table in enumerate(TABLES):
-                    mine = [(first + at, key + at) for at, (_, owner) in enumerate(changes) if owner == number]
-                    if mine:
-                        tables.append(rows_of(table, [p for p, _ in mine], [k for _, k in mine], "x" * 20))
+                tables = inserts(buffer.next_place(xid), [(key + at, owner) for at, (_, owner) in enumerate(changes)])
                 subxids = np.array([xid + sub for sub, _ in changes], np.uint32)
                 buffer.append(xid, subxids, tables)
                 model.open.setdefault(xid, []).extend((xid + sub, key + at) for at, (sub, _) in enumerate(changes))

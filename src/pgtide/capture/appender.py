@@ -18,6 +18,7 @@ from pgtide.capture.whole import Idle
 from pgtide.change import Committed, LargeTransaction
 from pgtide.errors import PgtideError, TransientError
 from pgtide.log.writer import LogWriter
+from pgtide.transactions.prepared import SpoolStep
 
 QUEUE_BYTES = 64 << 20
 _BLOCK_BYTES = 16 << 20
@@ -28,7 +29,7 @@ class Reset:
     """In the queue: the connection is new, the server sends again what was not whole."""
 
 
-Work = Committed | LargeTransaction | Idle | Reset
+Work = Committed | LargeTransaction | SpoolStep | Idle | Reset
 
 
 class Appender:
@@ -128,25 +129,25 @@ class Appender:
             elif isinstance(item, Idle):
                 idle_lsn = item.lsn
             else:
-                self._write(pieces)
+                self._write(pieces, idle_lsn)
                 pieces, idle_lsn = [], 0
                 self._write_or_wait(self._step(item))
-        self._write(pieces)
-        if idle_lsn and not self._writer.unfinished:
-            self._write_or_wait(lambda: self._writer.advance(idle_lsn))
+        self._write(pieces, idle_lsn)
         self.durable_lsn = self._writer.durable_lsn
 
-    def _step(self, item: LargeTransaction | Reset) -> Callable[[], None]:
+    def _step(self, item: LargeTransaction | SpoolStep | Reset) -> Callable[[], None]:
         if isinstance(item, LargeTransaction):
             watch.transactions.inc()
             return lambda: self._writer.write_large(item)
-        return self._writer.forget_unfinished
+        return self._writer.forget_unfinished if isinstance(item, Reset) else item.run
 
-    def _write(self, pieces: list[Committed]) -> None:
+    def _write(self, pieces: list[Committed], idle_lsn: int) -> None:
         if pieces:
             with watch.flush_seconds.time():
                 self._write_or_wait(lambda: self._writer.write(pieces))
             watch.transactions.inc(sum(int(pc.sum(piece.transactions["ends"]).as_py()) for piece in pieces))
+        if idle_lsn and not self._writer.unfinished:
+            self._write_or_wait(lambda: self._writer.advance(idle_lsn))
 
     def _write_or_wait(self, step: Callable[[], None]) -> None:
         """Does one step on the log.  After a failure: a new epoch, then the same step with the same rows.

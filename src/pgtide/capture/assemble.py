@@ -1,11 +1,13 @@
 """From decoded messages to committed transactions, in commit order.
 
-Two kinds interleave in the stream: transactions that come whole after their commit (`whole`), and blocks of large ones
-that are still in progress and may yet roll back, which the transaction buffer keeps until it is known.
+Two kinds interleave in the stream: transactions that come whole after their commit (`whole`), and those that may yet
+roll back: blocks of large ones that are still in progress, and prepared ones.  The transaction buffer keeps them until
+their end is known.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,16 @@ import pyarrow as pa
 from pgtide.capture.whole import HELD_BYTES, Idle, WholeTransactions, between, with_places
 from pgtide.change import Committed, LargeTransaction, TableRows
 from pgtide.decode.decoded import Decoded, ShapedRows
-from pgtide.errors import DecodeError, SendWholeError
+from pgtide.errors import SendWholeError
 from pgtide.schema import MESSAGES
-from pgtide.transactions.buffer import Commit, TransactionBuffer
+from pgtide.transactions.buffer import Commit, Prepare, TransactionBuffer
+from pgtide.transactions.prepared import SpoolStep
 
 _STREAM_START, _STREAM_STOP, _STREAM_ABORT, _STREAM_COMMIT = (ord(kind) for kind in "SEAc")
-_OF_STREAMS = np.isin(np.arange(256), [_STREAM_START, _STREAM_STOP, _STREAM_ABORT, _STREAM_COMMIT])
-_UNDERSTOOD = np.isin(np.arange(256), [ord(kind) for kind in "BCkOSEAc"])
+_BEGIN_PREPARE, _PREPARE, _STREAM_PREPARE, _COMMIT_PREPARED, _ROLLBACK_PREPARED = (ord(kind) for kind in "bPpKr")
+_OF_THE_BUFFER = np.isin(np.arange(256), [ord(kind) for kind in "SEAcbPpKr"])
 
-Piece = Committed | LargeTransaction | Idle
+Piece = Committed | LargeTransaction | SpoolStep | Idle
 
 
 class Assembler:
@@ -33,7 +36,7 @@ class Assembler:
         self._durable_lsn = durable_lsn
         self._buffer = buffer
         self._whole = WholeTransactions(durable_lsn, held_bytes)
-        self._streaming: int | None = None  # xid of the stream block that we are in
+        self._inside: int | None = None  # xid of the stream block or prepared transaction whose changes are coming
         self._origins: dict[int, str] = {}  # of streamed transactions
         # A streamed message names its transaction, not its savepoint (seen on 16): with both, it cannot be known
         # whether the message was rolled back.
@@ -41,15 +44,15 @@ class Assembler:
         self._partly_rolled_back: set[int] = set()
         buffer.forget_all()
 
+    @property
+    def prepared_transactions(self) -> int:
+        return self._buffer.prepared_transactions
+
     def feed(self, decoded: Decoded) -> list[Piece]:
         """What can be written now, in order."""
         kinds = decoded.controls["kind"]
-        if not _UNDERSTOOD[kinds].all():
-            raise DecodeError(
-                f"the server sent message {chr(kinds[~_UNDERSTOOD[kinds]][0])!r}, which was not asked for"
-            )
-        edges = np.flatnonzero(_OF_STREAMS[kinds])
-        if not len(edges) and self._streaming is None:
+        edges = np.flatnonzero(_OF_THE_BUFFER[kinds])
+        if not len(edges) and self._inside is None:
             return [*self._whole.feed(decoded)]
         pieces: list[Piece] = []
         first_control, first_change = 0, decoded.first_change
@@ -57,19 +60,19 @@ class Assembler:
             last = edge == len(kinds)
             change = decoded.first_change + decoded.changes if last else int(decoded.controls["change"][edge])
             part = _part(decoded, slice(first_control, edge), first_change, change)
-            if self._streaming is None:
+            if self._inside is None:
                 pieces += self._whole.feed(part)
             else:
-                self._append(self._streaming, part)
+                self._append(self._inside, part)
                 for origin in part.origins.values():
-                    self._origins[self._streaming] = origin
+                    self._origins[self._inside] = origin
             if not last:
-                pieces += self._control(decoded.controls[edge])
+                pieces += self._control(decoded.controls[edge], decoded.gids.get(edge, ""))
             first_control, first_change = edge + 1, change
         return pieces
 
     def _append(self, xid: int, part: Decoded) -> None:
-        """Changes of a stream block: their places follow those that the transaction has already."""
+        """Changes for the buffer: their places follow those that the transaction has already."""
         if not part.changes:
             return
         shift = self._buffer.next_place(xid) - part.first_change
@@ -84,13 +87,13 @@ class Assembler:
             tables.append(TableRows(table.shape, rows))
         self._buffer.append(xid, subxids, tables)
 
-    def _control(self, control: Any) -> list[Piece]:
+    def _control(self, control: Any, gid: str) -> list[Piece]:
         kind, xid = int(control["kind"]), int(control["xid"])
-        if kind == _STREAM_START:
-            self._streaming = xid
+        if kind in (_STREAM_START, _BEGIN_PREPARE):
+            self._inside = xid
             self._buffer.begin(xid)
         elif kind == _STREAM_STOP:
-            self._streaming = None
+            self._inside = None
         elif kind == _STREAM_ABORT:
             subxid = int(control["subxid"])
             self._buffer.abort(xid, subxid)
@@ -98,30 +101,56 @@ class Assembler:
                 self._forget(xid)
             else:
                 self._partly_rolled_back.add(xid)
-        else:
+        elif kind == _STREAM_COMMIT:
             return self._commit(xid, control)
+        elif kind in (_PREPARE, _STREAM_PREPARE):
+            self._inside = None
+            return self._prepare(xid, gid, control)
+        elif kind == _COMMIT_PREPARED:
+            return self._commit_prepared(xid, gid, control)
+        else:
+            return [*self._buffer.rollback_prepared(gid, xid), Idle(int(control["end_lsn"]))]
         return []
 
-    def _forget(self, xid: int) -> None:
-        self._origins.pop(xid, None)
+    def _forget(self, xid: int) -> str | None:
+        """What was remembered of a transaction is not needed any more; returns its origin."""
         self._with_messages.discard(xid)
         self._partly_rolled_back.discard(xid)
+        return self._origins.pop(xid, None)
+
+    def _check_certain(self, xid: int) -> None:
+        if xid in self._with_messages and xid in self._partly_rolled_back:
+            raise SendWholeError(f"transaction {xid} has logical messages and rolled-back savepoints")
 
     def _commit(self, xid: int, control: Any) -> list[Piece]:
-        commit_lsn, end_lsn = int(control["commit_lsn"]), int(control["end_lsn"])
-        origin = self._origins.get(xid)
-        uncertain = xid in self._with_messages and xid in self._partly_rolled_back
-        self._forget(xid)
-        if commit_lsn < self._durable_lsn:
+        commit = _commit_of(control)
+        if commit.commit_lsn < self._durable_lsn:
+            self._forget(xid)
             self._buffer.forget(xid)
             return []
-        if uncertain:
-            raise SendWholeError(f"transaction {xid} has logical messages and rolled-back savepoints")
-        commit = Commit(commit_lsn, end_lsn, int(control["timestamp_us"]), origin=origin)
-        committed = self._buffer.commit(xid, commit)
+        self._check_certain(xid)
+        committed = self._buffer.commit(xid, replace(commit, origin=self._forget(xid)))
         if isinstance(committed, LargeTransaction):
             return [committed]
-        return [*committed] or [Idle(end_lsn)]
+        return [*committed] or [Idle(commit.end_lsn)]
+
+    def _prepare(self, xid: int, gid: str, control: Any) -> list[Piece]:
+        """Not skipped, however old: one that was prepared before the slot became two-phase comes with its commit."""
+        self._check_certain(xid)
+        end_lsn = int(control["end_lsn"])
+        return [*self._buffer.prepare(xid, Prepare(gid, end_lsn, self._forget(xid))), Idle(end_lsn)]
+
+    def _commit_prepared(self, xid: int, gid: str, control: Any) -> list[Piece]:
+        commit = _commit_of(control)
+        if commit.commit_lsn < self._durable_lsn:
+            return [*self._buffer.rollback_prepared(gid, xid)]
+        # The position is durable before what was kept is forgotten, also when there are no rows to write.
+        noted, *rows, forget = self._buffer.commit_prepared(gid, xid, commit)
+        return [noted, *rows, Idle(commit.end_lsn), forget]
+
+
+def _commit_of(control: Any) -> Commit:
+    return Commit(int(control["commit_lsn"]), int(control["end_lsn"]), int(control["timestamp_us"]))
 
 
 def _part(decoded: Decoded, controls: slice, first_change: int, end_change: int) -> Decoded:

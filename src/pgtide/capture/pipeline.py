@@ -123,13 +123,16 @@ class Capture:
                     return
             self._appender.raise_failure()
             durable_lsn = self._appender.durable_lsn
-            check_can_go_on(self._config, facts, sides, durable_lsn, stop)
+            slot = check_can_go_on(self._config, facts, sides, durable_lsn, stop)
+            two_phase = slot.two_phase or self._config.source.two_phase
+            buffer = self._buffer(durable_lsn, two_phase=two_phase)
             options = stream_options(
                 facts.server_version,
                 sides.publications,
                 origin=self._config.source.origin,
                 binary=self._binary,
                 streaming=self._streaming,
+                two_phase=two_phase,
             )
             self._stream = ReplicationStream(
                 sides.replication,
@@ -140,7 +143,7 @@ class Capture:
             )
             self._on_state(CaptureState("streaming"))
             self.streaming.set()
-            assembler = Assembler(durable_lsn, self._buffer(), HELD_BYTES)
+            assembler = Assembler(durable_lsn, buffer, HELD_BYTES)
             self._pump(self._stream, self._appender, sides, assembler, stop)
         finally:
             self.streaming.clear()
@@ -162,10 +165,12 @@ class Capture:
             self._keeper.keep(kept)
         self._appender = Appender(writer, self._on_durable)
 
-    def _buffer(self) -> TransactionBuffer:
+    def _buffer(self, durable_lsn: int, *, two_phase: bool) -> TransactionBuffer:
         capture = self._config.capture
         spool = Spool(self._config.spool_path, capture.spool_max_bytes)
-        return TransactionBuffer(spool, capture.transaction_memory_bytes)
+        if not two_phase:
+            spool.remove_all_but(())  # a slot that is not two-phase any more sends everything again at the commit
+        return TransactionBuffer(spool, capture.transaction_memory_bytes, durable_lsn=durable_lsn)
 
     def _tell_new(self, before: tuple[str | None, ...], now: tuple[str | None, ...]) -> tuple[str | None, ...]:
         """Says what has come up since the last look, once."""
@@ -216,6 +221,7 @@ class Capture:
                 self._keeper.serve(sides.server)
                 self._tidier.look(now)
                 source.look(now, durable_lsn)
+                watch.prepared_transactions.set(assembler.prepared_transactions)
                 notices = self._tell_new(notices, (self._keeper.trouble, source.warning))
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
@@ -240,15 +246,17 @@ def stream_options(
     origin: str = "any",
     binary: bool = True,
     streaming: bool = True,
+    two_phase: bool = False,
 ) -> dict[str, str]:
     """pgoutput's options for this server: large transactions come in blocks while they are in progress."""
     protocol = 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2
     names = ",".join('"' + name.replace('"', '""') + '"' for name in publications)
     filtered = {"origin": "none"} if origin == "none" else {}  # "any" is the default, and 15 does not know the option
-    return filtered | {
+    options = filtered | {
         "proto_version": str(protocol),
         "publication_names": names,
         "binary": "true" if binary else "false",
         "messages": "true",
         "streaming": "on" if streaming else "off",
     }
+    return options | {"two_phase": "on"} if two_phase else options

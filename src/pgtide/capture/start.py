@@ -31,6 +31,7 @@ from pgtide.replication.server import Server, reached
 from pgtide.replication.slot import (
     CreatedSlot,
     KeptSnapshot,
+    SlotState,
     check_slot,
     create_slot,
     drop_slot,
@@ -110,16 +111,18 @@ def _check_same_system(config: Config, facts: SourceFacts, replication: Connecti
         )
 
 
-def check_can_go_on(config: Config, facts: SourceFacts, sides: Sides, durable_lsn: int, stop: threading.Event) -> None:
-    """Whether the slot can deliver what comes after the log's end; waits a while for a dying predecessor to let go."""
+def check_can_go_on(
+    config: Config, facts: SourceFacts, sides: Sides, durable_lsn: int, stop: threading.Event
+) -> SlotState:
+    """The slot, if it can deliver what comes after the log's end; waits a while for a dying predecessor to let go."""
     slot = config.source.slot
     deadline = time.monotonic() + _SLOT_FREE_LIMIT_S
     while True:
         with postgres_errors("looking at the replication slot"):
             state = slot_state(sides.side, slot)
-        check_slot(state, slot, facts.database, durable_lsn)
-        if state is None or state.active_pid is None:
-            return
+        state = check_slot(state, slot, facts.database, durable_lsn)
+        if state.active_pid is None:
+            return state
         if stop.is_set():
             raise TransientError("stopped while the slot is in use")
         if time.monotonic() > deadline:
@@ -154,7 +157,10 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
     reach(_NOTED)
     try:
         with postgres_errors("creating the replication slot"):
-            created = _until_stop(sides.replication, stop, lambda: create_slot(sides.replication, slot))
+            two_phase = config.source.two_phase
+            created = _until_stop(
+                sides.replication, stop, lambda: create_slot(sides.replication, slot, two_phase=two_phase)
+            )
     except SlotError:
         note.unlink(missing_ok=True)  # made by somebody else in this moment: never ours to drop
         raise

@@ -56,6 +56,11 @@ class Source(Section):
         "any",
         description='"none" (Postgres 16 and newer): without changes that were themselves replicated from elsewhere.',
     )
+    two_phase: bool = Field(
+        False,
+        description="Take prepared transactions (PREPARE TRANSACTION) when they are prepared, not when they commit; "
+        "Postgres 15 on. The slot stays so.",
+    )
     connect_timeout_seconds: float = Field(
         10, gt=0, le=3600, description="How long to wait for the server at start before giving up."
     )

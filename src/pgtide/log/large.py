@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+from pgtide.change import LargeTransaction
 from pgtide.errors import LogCorruptError, TransientError
 from pgtide.log.block import HEADER_BYTES, BlockHeader, parse_header
 from pgtide.log.files import fsync_directory, make_directory
@@ -28,15 +29,16 @@ def first_offset_of(path: Path) -> int:
     return int(path.name[:20])
 
 
-def adopt(files: Sequence[Path], log_path: Path, first_offset: int, epoch: int) -> list[tuple[str, int]]:
-    """Makes the files durable under their names in the log; returns names and lengths.
+def adopt(large: LargeTransaction, log_path: Path, first_offset: int, epoch: int) -> list[tuple[str, int]]:
+    """Makes the transaction's files durable under their names in the log; returns names and lengths.
 
-    Files on another file system are copied.  Called again after a failure, it goes on with what is not moved yet.
+    Files that must also stay where they are get a second name.  Files on another file system are copied.  Called again
+    after a failure, it goes on with what is not moved yet.
     """
     folder = folder_of(log_path)
     make_directory(folder)
     names = []
-    for number, path in enumerate(files):
+    for number, (path, length_bytes) in enumerate(zip(large.files, large.lengths_bytes, strict=True)):
         target = folder / f"{first_offset:020d}-{epoch:010d}-{number:04d}.seg"
         if not path.exists():  # an earlier attempt, of an earlier epoch, has moved it
             path = max(folder.glob(f"{first_offset:020d}-*-{number:04d}.seg"))
@@ -45,13 +47,13 @@ def adopt(files: Sequence[Path], log_path: Path, first_offset: int, epoch: int) 
         except OSError as error:
             # A second fsync would "succeed" on pages that never reached the disk, and the rows are nowhere else.
             raise TransientError(f"{path} cannot be made durable: {error}; its transaction is read again") from error
-        try:
-            os.replace(path, target)
-        except OSError:
-            shutil.copyfile(path, target)
-            _fsync(target)
-            path.unlink()
-        names.append((target.name, target.stat().st_size))
+        if large.kept:
+            for earlier in folder.glob(f"{first_offset:020d}-*-{number:04d}.seg"):
+                earlier.unlink()  # of an attempt that failed
+            _link(path, target)
+        else:
+            _move(path, target)
+        names.append((target.name, length_bytes))
     fsync_directory(folder)
     return names
 
@@ -76,6 +78,26 @@ def blocks_of(path: Path, length_bytes: int) -> Iterator[tuple[int, BlockHeader]
             header = parse_header(file.read(HEADER_BYTES), f"{path} at byte {position}")
             yield position, header
             position += header.total_bytes
+
+
+def _move(path: Path, target: Path) -> None:
+    try:
+        os.replace(path, target)
+    except OSError:
+        _copy(path, target)
+        path.unlink()
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # another file system, or one without links
+        _copy(path, target)
+
+
+def _copy(path: Path, target: Path) -> None:
+    shutil.copyfile(path, target)
+    _fsync(target)
 
 
 def _fsync(path: Path) -> None:

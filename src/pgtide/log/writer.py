@@ -99,7 +99,7 @@ class LogWriter:
             self._roll()
         for shape in large.shapes:
             self._shapes.save(shape, self._next_offset)
-        names = adopt(large.files, self.path, self._next_offset, self._marker.epoch)
+        names = adopt(large, self.path, self._next_offset, self._marker.epoch)
         reach(_LARGE_ADOPTED)
         block = encode_large_block(large, names, self._next_offset)
         write_all(self._descriptor, block.data)

@@ -30,6 +30,7 @@ from pgtide.replication.publication import (
 from pgtide.replication.published import published_tables
 from pgtide.replication.server import Server, reached
 
+_TWO_PHASE_SINCE = 150000
 _EXISTING_MODE = 'set source.publication_mode = "existing"'
 _ORIGIN_FILTER_VERSION = 160000
 _UNPUBLISHABLE = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
@@ -97,6 +98,11 @@ def _check_settings(connection: Connection, source: Source) -> None:
             f"the server's wal_level is {wal_level}; logical replication needs logical",
             remedy="ALTER SYSTEM SET wal_level = logical; then restart the server."
             " (Amazon RDS: rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on.)",
+        )
+    if source.two_phase and connection.info.server_version < _TWO_PHASE_SINCE:
+        raise SourceNotReadyError(
+            f"source.two_phase = true needs Postgres 15; the server is {connection.info.server_version // 10000}",
+            remedy="Set source.two_phase = false: prepared transactions are then captured when they commit.",
         )
     if recovering == "true" and source.publication_mode == "managed":
         raise SourceNotReadyError(

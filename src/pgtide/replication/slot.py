@@ -31,6 +31,7 @@ class SlotState:
     confirmed_flush_lsn: int
     wal_status: str  # reserved, extended, unreserved, lost
     invalidation_reason: str
+    two_phase: bool  # sends prepared transactions when they are prepared, whether asked to or not
     wal_end_lsn: int
     retained_wal_bytes: int
     safe_wal_bytes: int | None
@@ -62,16 +63,19 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
         confirmed_flush_lsn=parse_lsn(row["confirmed_flush_lsn"] or "0/0"),
         wal_status=row["wal_status"] or "lost",
         invalidation_reason=row.get("invalidation_reason") or "",
+        two_phase=bool(row.get("two_phase")),
         wal_end_lsn=parse_lsn(row["wal_end"]),
         retained_wal_bytes=int(row["retained"] or 0),
         safe_wal_bytes=row["safe_wal_size"],
     )
 
 
-def create_slot(replication: psycopg.Connection[Any], name: str, *, temporary: bool = False) -> CreatedSlot:
+def create_slot(
+    replication: psycopg.Connection[Any], name: str, *, temporary: bool = False, two_phase: bool = False
+) -> CreatedSlot:
     """Makes the slot and exports the snapshot that agrees with it; the name lives until the next command."""
-    command = sql.SQL("CREATE_REPLICATION_SLOT {} {} LOGICAL pgoutput (SNAPSHOT 'export')").format(
-        sql.Identifier(name), sql.SQL("TEMPORARY" if temporary else "")
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} {} LOGICAL pgoutput (SNAPSHOT 'export'{})").format(
+        sql.Identifier(name), sql.SQL("TEMPORARY" if temporary else ""), sql.SQL(", TWO_PHASE" if two_phase else "")
     )
     try:
         row = replication.execute(command).fetchone()
@@ -93,7 +97,7 @@ def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
     connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
-def check_slot(state: SlotState | None, name: str, database: str, durable_lsn: int) -> None:
+def check_slot(state: SlotState | None, name: str, database: str, durable_lsn: int) -> SlotState:
     """Raises what keeps the slot from going on where the log ends; each state has its own remedy."""
     start_over = (
         "changes since then are gone from the server: move the log and the lake tables aside and start "
@@ -115,6 +119,7 @@ def check_slot(state: SlotState | None, name: str, database: str, durable_lsn: i
             f"but the log ends at {format_lsn(durable_lsn)}: somebody else used the slot, or the log is an older copy",
             remedy=start_over,
         )
+    return state
 
 
 class KeptSnapshot:

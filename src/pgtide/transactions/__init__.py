@@ -2,7 +2,10 @@
 
 It knows nothing of Postgres: any log that mixes transactions which will commit with ones which will not can feed it.
 
-    places    which places of a transaction were rolled back
-    spool     files that hold transactions too large for memory
-    buffer    memory budget, savepoints, commits and aborts
+    places     which places of a transaction were rolled back
+    pieces     a transaction's rows as the log takes them
+    spool      files that hold transactions too large for memory
+    pending    one transaction whose end is not known
+    prepared   transactions that wait for their end across restarts
+    buffer     memory budget, savepoints, commits and aborts
 """

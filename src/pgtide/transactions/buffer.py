@@ -2,68 +2,65 @@
 
 Changes arrive in any mixture.  While all open transactions together fit into the budget they stay in memory; beyond
 it the largest one goes to the spool.  Rolling back a savepoint removes exactly its changes.  A committed transaction
-comes out as pieces of at most a block each, or, when it was spooled, as the names of its files.
+comes out as pieces of at most a block each, or, when it was spooled, as the names of its files.  A prepared one is kept
+in the spool, across restarts, until its end is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from pgtide.change import TRANSACTIONS, Committed, LargeTransaction, TableRows, TransactionKind
-from pgtide.errors import PgtideError
-from pgtide.log.block import outside
-from pgtide.transactions.places import Places, Range, dense
-from pgtide.transactions.spool import Spool, SpooledFiles
+from pgtide.change import Committed, LargeTransaction, TableRows
+from pgtide.errors import LogError, PgtideError
+from pgtide.lsn import format_lsn
+from pgtide.transactions.pending import Pending
+from pgtide.transactions.pieces import Commit
+from pgtide.transactions.prepared import Forget, Keep, NoteCommit, Prepare, Prepared, SpoolStep, load_prepared
+from pgtide.transactions.spool import Spool
+
+__all__ = ["Commit", "Prepare", "TransactionBuffer"]
 
 MEMORY_BYTES = 256 << 20
 PIECE_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What the source says of a transaction when it commits."""
-
-    commit_lsn: int
-    end_lsn: int
-    commit_timestamp_us: int
-    kind: TransactionKind = TransactionKind.COMMIT
-    origin: str | None = None
-
-
-@dataclass(slots=True)
-class _Open:
-    """One open transaction: rows in memory (`tables` of each piece have `_place` and a `_txn` of 0) or in files."""
-
-    xid: int
-    places: Places = field(default_factory=Places)
-    pieces: list[tuple[TableRows, ...]] = field(default_factory=list)
-    memory_bytes: int = 0
-    files: SpooledFiles | None = None
-    spooled_places: int = 0  # places below are in files
-
-
 class TransactionBuffer:
-    def __init__(self, spool: Spool, memory_bytes: int = MEMORY_BYTES, piece_bytes: int = PIECE_BYTES) -> None:
+    """One per connection to the source: what is open is forgotten with it, because the source sends it again.
+
+    `durable_lsn`: how far the log is durable; a prepared transaction that committed at or before is not kept any more.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        memory_bytes: int = MEMORY_BYTES,
+        piece_bytes: int = PIECE_BYTES,
+        durable_lsn: int = 0,
+    ) -> None:
         self._spool = spool
         self._budget_bytes = memory_bytes
         self._piece_bytes = piece_bytes
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Pending] = {}
+        self._prepared = {prepared.key: prepared for prepared in load_prepared(spool, durable_lsn)}
         self.memory_bytes = 0
+        spool.remove_all_but({path for each in self._prepared.values() for path in (each.note, *each.rows)})
 
     @property
     def open_transactions(self) -> int:
         return len(self._open)
 
+    @property
+    def prepared_transactions(self) -> int:
+        return len(self._prepared)
+
     def begin(self, xid: int) -> None:
         """A transaction's first changes are coming; a second call changes nothing."""
         if xid not in self._open:
-            self._open[xid] = _Open(xid)
+            self._open[xid] = Pending(xid)
 
     def next_place(self, xid: int) -> int:
         return self._transaction(xid).places.count
@@ -71,11 +68,10 @@ class TransactionBuffer:
     def append(self, xid: int, subxids: npt.NDArray[np.uint32], tables: Sequence[TableRows]) -> None:
         """Adds changes: `subxids` says for each place from `next_place` on which subtransaction wrote it."""
         transaction = self._transaction(xid)
+        before = transaction.memory_bytes
         transaction.places.add(subxids)
-        size = sum(table.rows.nbytes for table in tables)
-        transaction.pieces.append(tuple(tables))
-        transaction.memory_bytes += size
-        self.memory_bytes += size
+        transaction.append(tables)
+        self.memory_bytes += transaction.memory_bytes - before
         while self.memory_bytes > self._budget_bytes:
             self._spill(max(self._open.values(), key=lambda each: each.memory_bytes))
 
@@ -85,9 +81,11 @@ class TransactionBuffer:
             self.forget(xid)
         elif xid in self._open:
             transaction = self._open[xid]
+            before = transaction.memory_bytes
             gone = transaction.places.roll_back(subxid)
             if gone:
-                self._drop_rows(transaction, gone)
+                transaction.drop_rows(gone)
+                self.memory_bytes += transaction.memory_bytes - before
 
     def forget(self, xid: int) -> None:
         """Drops a transaction; one that is not known is none (its changes may all have been filtered away)."""
@@ -98,6 +96,7 @@ class TransactionBuffer:
                 transaction.files.remove()
 
     def forget_all(self) -> None:
+        """Drops all that are open; prepared ones stay."""
         for xid in list(self._open):
             self.forget(xid)
 
@@ -108,114 +107,70 @@ class TransactionBuffer:
             self.forget(xid)
             return []
         if transaction.files is not None:
-            return self._commit_spooled(transaction, commit)
+            self._spill(transaction)
+            large = transaction.by_reference(commit, kept=False)
+            transaction.files.release()
+            del self._open[xid]
+            return large
         del self._open[xid]
         self.memory_bytes -= transaction.memory_bytes
-        return self._pieces(transaction, commit)
+        return transaction.in_memory(commit)
 
-    def _transaction(self, xid: int) -> _Open:
+    def prepare(self, xid: int, prepare: Prepare) -> list[SpoolStep]:
+        """The transaction waits in the spool for its end.  It may have no changes: its end comes all the same."""
+        key = (prepare.gid, xid)
+        known = self._prepared.get(key)
+        if known is not None and known.prepare.end_lsn == prepare.end_lsn:
+            self.forget(xid)  # sent again, and kept already
+            return []
+        self.begin(xid)
+        transaction = self._open[xid]
+        self._spill(transaction)
+        del self._open[xid]
+        transaction.places.forget_writers()
+        prepared = self._prepared[key] = Prepared(prepare, transaction)
+        replaced = [] if known is None else self._forget_prepared(known)
+        return [Keep(prepared.note, prepared.rows, prepared.encoded()), *replaced]
+
+    def commit_prepared(self, gid: str, xid: int, commit: Commit) -> list[SpoolStep | Committed | LargeTransaction]:
+        """The whole transaction, between the steps that go with it; its origin is the one that came with the prepare.
+
+        One that is not known is an error, never an empty transaction.
+        """
+        prepared = self._prepared.pop((gid, xid), None)
+        files = prepared.transaction.files if prepared is not None else None
+        if prepared is None or files is None or not files.are_there():
+            raise LogError(
+                f"prepared transaction {gid!r} (xid {xid}) was committed at {format_lsn(commit.commit_lsn)}, but its "
+                f"rows are not in the spool {self._spool.folder}, and the source does not send them again",
+                remedy="if the spool was moved, set capture.spool_path to where it is; if it is lost, begin a new log",
+            )
+        commit = replace(commit, origin=prepared.prepare.origin)
+        transaction: list[Committed | LargeTransaction] = []
+        if files.row_bytes <= self._piece_bytes:
+            transaction += prepared.transaction.read_back(commit)
+        elif prepared.transaction.places.kept:
+            transaction.append(prepared.transaction.by_reference(commit, kept=True))
+        noted = NoteCommit(prepared.note, prepared.encoded(commit.end_lsn))
+        return [noted, *transaction, *self._forget_prepared(prepared)]
+
+    def rollback_prepared(self, gid: str, xid: int) -> list[SpoolStep]:
+        """Drops a prepared transaction; one that is not known is none: its prepare may have been skipped."""
+        prepared = self._prepared.pop((gid, xid), None)
+        return [] if prepared is None else self._forget_prepared(prepared)
+
+    def _forget_prepared(self, prepared: Prepared) -> list[SpoolStep]:
+        forget = Forget(prepared.note, prepared.rows)
+        assert prepared.transaction.files is not None
+        prepared.transaction.files.release()
+        return [forget]
+
+    def _transaction(self, xid: int) -> Pending:
         try:
             return self._open[xid]
         except KeyError:
             raise PgtideError(f"changes of transaction {xid}, which was not begun") from None
 
-    def _drop_rows(self, transaction: _Open, gone: list[Range]) -> None:
-        """Takes rolled-back rows out of memory; in files they are left out by their places."""
-        pieces, size = [], 0
-        for piece in transaction.pieces:
-            kept = tuple(table for table in (_without(table, gone) for table in piece) if table.rows.num_rows)
-            if kept:
-                pieces.append(kept)
-                size += sum(table.rows.nbytes for table in kept)
-        self.memory_bytes += size - transaction.memory_bytes
-        transaction.pieces, transaction.memory_bytes = pieces, size
-
-    def _spill(self, transaction: _Open) -> None:
-        if transaction.files is None:
-            transaction.files = self._spool.new_files(str(transaction.xid))
-        if transaction.pieces:
-            unknown = Commit(0, 0, 0)
-            for group in self._groups(transaction.pieces):
-                pieces = [
-                    Committed(_entry(transaction.xid, unknown, _rows(piece), ends=False), piece) for piece in group
-                ]
-                transaction.files.append(pieces, transaction.spooled_places)
-        transaction.spooled_places = transaction.places.count
+    def _spill(self, transaction: Pending) -> None:
         self.memory_bytes -= transaction.memory_bytes
-        transaction.pieces, transaction.memory_bytes = [], 0
-
-    def _commit_spooled(self, transaction: _Open, commit: Commit) -> LargeTransaction:
-        self._spill(transaction)
-        del self._open[transaction.xid]
-        files = transaction.files
-        assert files is not None
-        paths: tuple[Path, ...] = tuple(files.paths)
-        files.release()
-        places = transaction.places
-        return LargeTransaction(
-            transaction=_entry(transaction.xid, commit, places.kept, ends=True),
-            places=places.count,
-            gone=tuple(places.gone),
-            files=paths,
-            shapes=tuple(files.shapes.values()),
-        )
-
-    def _pieces(self, transaction: _Open, commit: Commit) -> list[Committed]:
-        """In memory to the end: rows renumbered so that nothing shows of what was rolled back."""
-        gone = transaction.places.gone
-        groups = list(self._groups(transaction.pieces))
-        result: list[Committed] = []
-        for number, group in enumerate(groups):
-            last = number == len(groups) - 1
-            for index, piece in enumerate(group):
-                ends = last and index == len(group) - 1
-                entry = _entry(transaction.xid, commit if ends else replace(commit, end_lsn=0), _rows(piece), ends=ends)
-                result.append(Committed(entry, tuple(_renumbered(table, gone) for table in piece)))
-        return result
-
-    def _groups(self, pieces: list[tuple[TableRows, ...]]) -> list[list[tuple[TableRows, ...]]]:
-        """Consecutive pieces of about a block together."""
-        groups: list[list[tuple[TableRows, ...]]] = []
-        size = self._piece_bytes
-        for piece in pieces:
-            if size >= self._piece_bytes:
-                groups.append([])
-                size = 0
-            groups[-1].append(piece)
-            size += sum(table.rows.nbytes for table in piece)
-        return groups
-
-
-def _rows(piece: tuple[TableRows, ...]) -> int:
-    return sum(table.rows.num_rows for table in piece)
-
-
-def _entry(xid: int, commit: Commit, changes: int, *, ends: bool) -> pa.RecordBatch:
-    values = {
-        "kind": int(commit.kind),
-        "xid": xid,
-        "commit_lsn": commit.commit_lsn,
-        "end_lsn": commit.end_lsn,
-        "commit_timestamp": commit.commit_timestamp_us,
-        "first_offset": 0,
-        "end_offset": 0,
-        "changes": changes,
-        "ends": ends,
-        "origin": commit.origin,
-        "extra": None,
-    }
-    return pa.RecordBatch.from_pylist([values], schema=TRANSACTIONS)
-
-
-def _without(table: TableRows, gone: list[Range]) -> TableRows:
-    kept = outside(table.rows["_place"].to_numpy(), gone)
-    return table if kept.all() else TableRows(table.shape, table.rows.filter(pa.array(kept)))
-
-
-def _renumbered(table: TableRows, gone: list[Range]) -> TableRows:
-    if not gone:
-        return table
-    index = table.rows.schema.get_field_index("_place")
-    places = dense(table.rows.column(index).to_numpy(), gone)
-    rows = table.rows.set_column(index, table.rows.schema.field(index), pa.array(places))
-    return TableRows(table.shape, rows)
+        transaction.spill(self._spool, self._piece_bytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,26 @@ class Places:
     @property
     def kept(self) -> int:
         return self.count - sum(high - low for low, high in self._gone)
+
+    def forget_writers(self) -> None:
+        """No subtransaction will be rolled back any more."""
+        self._runs, self._last = {}, None
+
+    def to_json(self) -> dict[str, Any]:
+        runs = {str(subxid): ranges for subxid, ranges in self._runs.items()}
+        return {"count": self.count, "runs": runs, "gone": self._gone}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Places:
+        places = Places()
+        places.count = data["count"]
+        places._runs = {int(subxid): _ranges(ranges) for subxid, ranges in data["runs"].items()}
+        places._gone = _ranges(data["gone"])
+        return places
+
+
+def _ranges(pairs: list[list[int]]) -> list[Range]:
+    return [(low, high) for low, high in pairs]
 
 
 def merged(ranges: Sequence[Range]) -> list[Range]:

@@ -1,96 +1,184 @@
 """The spool: files of transactions that are too large for memory, in the row format of the log.
 
 A file is a run of blocks without a segment's header; a row's `_place` is its place in the transaction.  Nothing is
-fsynced here: until the commit the source can send everything again.  At the commit the log takes the files as they
-are, by name, without copying a row.
+fsynced here by itself: until the commit the source can send everything again.  What it cannot send again is made
+durable by whoever knows that (`prepared`).  At the commit the log takes the files as they are, without copying a row.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from pgtide.change import Committed
-from pgtide.errors import PgtideError
-from pgtide.log.block import OpenTransaction, encode_block
-from pgtide.log.files import FILE_MODE, make_directory, write_all
+from pgtide.change import Committed, TableRows
+from pgtide.errors import PgtideError, TransientError
+from pgtide.log.block import (
+    HEADER_BYTES,
+    OpenTransaction,
+    decode_rows,
+    encode_block,
+    parse_directory,
+    parse_header,
+)
+from pgtide.log.files import FILE_MODE, fsync_directory, make_directory, write_all
 from pgtide.schema import TableShape
+from pgtide.transactions.pieces import Piece, row_bytes
 
 FILE_BYTES = 128 << 20
+ROWS_SUFFIX = ".spool"
+NOTE_SUFFIX = ".prepared"
+# Rows, notes, and notes that were being written when the process died; all begin with the number of their transaction.
+_NAME = re.compile(r"\.?(\d{10})(-\d{4}\.spool|\.prepared)(\.\d+\.tmp)?")
 
 
 class Spool:
     """The folder of all open transactions' files, with a limit over all of them (0: none)."""
 
     def __init__(self, folder: Path, max_bytes: int = 0, file_bytes: int = FILE_BYTES) -> None:
-        self._folder = folder
-        self._max_bytes = max_bytes
-        self._file_bytes = file_bytes
-        self._number = 0
+        self.folder = folder
+        self.file_bytes = file_bytes
         self.used_bytes = 0
-        shutil.rmtree(folder, ignore_errors=True)  # the source sends again what was not committed
+        self._max_bytes = max_bytes
         make_directory(folder)
+        self._number = max((_number_of(path) for path in self.files()), default=0)
+
+    def files(self) -> list[Path]:
+        """Everything that a spool has left here; other files of the folder are somebody else's."""
+        return [path for path in self.folder.iterdir() if _number_of(path)]
 
     def new_files(self, transaction: str) -> SpooledFiles:
         self._number += 1
-        return SpooledFiles(self, self._folder, f"{self._number:010d}", transaction)
+        return SpooledFiles(self, f"{self._number:010d}", transaction)
+
+    def remove_all_but(self, kept: Collection[Path]) -> None:
+        """Empties the spool: the source sends again what is not kept."""
+        for path in set(self.files()).difference(kept):
+            path.unlink(missing_ok=True)
 
     def claim(self, count: int, transaction: str) -> None:
         """Counts bytes that are about to be written; more than the limit is an error."""
         if self._max_bytes and self.used_bytes + count > self._max_bytes:
             raise PgtideError(
-                f"open transactions need more than capture.spool_max_bytes = {self._max_bytes} in {self._folder}; "
-                f"the largest is transaction {transaction}",
+                f"open transactions need more than capture.spool_max_bytes = {self._max_bytes} in {self.folder}; "
+                f"the last to ask was transaction {transaction}",
                 remedy="raise capture.spool_max_bytes, or end that transaction in the source, then start again",
             )
         self.used_bytes += count
-
-    @property
-    def file_bytes(self) -> int:
-        return self._file_bytes
 
 
 class SpooledFiles:
     """The files of one transaction, in order."""
 
-    def __init__(self, spool: Spool, folder: Path, stem: str, transaction: str) -> None:
-        self._spool = spool
-        self._folder = folder
-        self._stem = stem
-        self._transaction = transaction
+    def __init__(self, spool: Spool, stem: str, transaction: str) -> None:
+        self.stem = stem
         self.paths: list[Path] = []
+        self.lengths: list[int] = []  # how many bytes of each file count
         self.shapes: dict[str, TableShape] = {}
-        self.nbytes = 0
-        self._last_bytes = 0
+        self.row_bytes = 0  # what the rows take in memory
+        self._spool = spool
+        self._transaction = transaction
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def folder(self) -> Path:
+        return self._spool.folder
 
     def append(self, pieces: Sequence[Committed], first_place: int) -> None:
         """Writes rows behind those that are there; their places begin at `first_place` or later."""
         block = encode_block(pieces, first_place, OpenTransaction(0))
         self._spool.claim(len(block.data), self._transaction)
-        self.nbytes += len(block.data)
-        if not self.paths or self._last_bytes >= self._spool.file_bytes:
-            self.paths.append(self._folder / f"{self._stem}-{len(self.paths):04d}.spool")
-            self._last_bytes = 0
+        if not self.paths or self.lengths[-1] >= self._spool.file_bytes:
+            self.paths.append(self.folder / f"{self.stem}-{len(self.paths):04d}{ROWS_SUFFIX}")
+            self.lengths.append(0)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        with _opened(self.paths[-1], flags) as descriptor:
-            write_all(descriptor, block.data)
-        self._last_bytes += len(block.data)
+        try:
+            with _opened(self.paths[-1], flags) as descriptor:
+                write_all(descriptor, block.data)
+        except OSError as error:
+            raise TransientError(f"the spool in {self.folder} cannot be written: {error.strerror or error}") from error
+        self.lengths[-1] += len(block.data)
+        self.row_bytes += sum(row_bytes(piece.tables) for piece in pieces)
         self.shapes |= {shape.fingerprint: shape for shape in block.shapes}
+
+    def pieces(self) -> Iterator[Piece]:
+        """The rows again, a block at a time."""
+        for path, length in zip(self.paths, self.lengths, strict=True):
+            data, position = path.read_bytes()[:length], 0
+            while position < length:
+                where = f"{path} at byte {position}"
+                header = parse_header(data[position : position + HEADER_BYTES], where)
+                block = data[position : position + header.total_bytes]
+                directory = parse_directory(block[HEADER_BYTES : HEADER_BYTES + header.directory_bytes], header, where)
+                yield tuple(
+                    TableRows(
+                        self.shapes[table.fingerprint],
+                        decode_rows(block[table.position : table.position + table.length_bytes], table, where),
+                    )
+                    for table in directory.tables
+                )
+                position += header.total_bytes
+
+    def are_there(self) -> bool:
+        """Whether every file has the bytes that count."""
+        try:
+            return all(path.stat().st_size >= length for path, length in zip(self.paths, self.lengths, strict=True))
+        except FileNotFoundError:
+            return False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stem": self.stem,
+            "files": [[path.name, length] for path, length in zip(self.paths, self.lengths, strict=True)],
+            "row_bytes": self.row_bytes,
+            "shapes": [shape.to_json() for shape in self.shapes.values()],
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any], spool: Spool, transaction: str) -> SpooledFiles:
+        """Files that were left by an earlier process; they count against the limit again."""
+        files = SpooledFiles(spool, data["stem"], transaction)
+        files.paths = [spool.folder / name for name, _ in data["files"]]
+        files.lengths = [length for _, length in data["files"]]
+        files.row_bytes = data["row_bytes"]
+        shapes = [TableShape.from_json(shape) for shape in data["shapes"]]
+        files.shapes = {shape.fingerprint: shape for shape in shapes}
+        spool.used_bytes += files.nbytes
+        return files
 
     def release(self) -> None:
         """The files belong to somebody else now."""
         self._spool.used_bytes -= self.nbytes
-        self.nbytes = 0
+        self.paths, self.lengths = [], []
 
     def remove(self) -> None:
         for path in self.paths:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-        self.paths = []
+            path.unlink(missing_ok=True)
         self.release()
+
+
+def fsync_files(paths: Sequence[Path], folder: Path) -> None:
+    """Makes the files durable, contents and names."""
+    for path in paths:
+        with _opened(path, os.O_RDONLY | os.O_CLOEXEC) as descriptor:
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                # A second fsync would "succeed" on pages that never reached the disk, and the rows are nowhere else.
+                raise TransientError(f"{path} cannot be made durable: {error}; its rows are read again") from error
+    fsync_directory(folder)
+
+
+def _number_of(path: Path) -> int:
+    """The number of the transaction that a file of the spool belongs to; 0 for a file that is none of ours."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else 0
 
 
 @contextlib.contextmanager
