@@ -101,7 +101,7 @@ def test_a_failed_fsync_of_a_spooled_file_is_not_taken_for_success_later(
         if len(calls) == 1:
             raise OSError(errno.EIO, "the pages are clean now, the rows are not on disk")
 
-    monkeypatch.setattr(large_module, "_fsync", failing_once)
+    monkeypatch.setattr(large_module, "fsync_path", failing_once)
     appender = Appender(LogWriter(path), lambda: None)
     appender.offer([large], 1)
     appender.drained(10)

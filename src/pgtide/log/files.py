@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+import uuid
 from pathlib import Path
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+_LEFTOVER_S = 3600.0  # a file that is still aside after so long was left behind by a process that died
 
 
 def make_directory(path: Path) -> None:
@@ -19,11 +22,12 @@ def make_directory(path: Path) -> None:
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=DIRECTORY_MODE)
-        fsync_directory(folder.parent)
+        fsync_path(folder.parent)
 
 
-def fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def fsync_path(path: Path) -> None:
+    """Makes a file's contents durable, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -40,8 +44,12 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 def replace_durably(path: Path, data: bytes) -> None:
     """Puts `data` at `path`: afterwards either the old or the new content is there, whatever happens."""
     aside = _write_aside(path, data)
-    os.replace(aside, path)
-    fsync_directory(path.parent)
+    try:
+        os.replace(aside, path)
+    except BaseException:
+        _remove(aside)
+        raise
+    fsync_path(path.parent)
 
 
 def create_durably(path: Path, data: bytes) -> bool:
@@ -52,17 +60,40 @@ def create_durably(path: Path, data: bytes) -> bool:
     except FileExistsError:
         return False
     finally:
-        os.unlink(aside)
-    fsync_directory(path.parent)
+        _remove(aside)
+    try:
+        fsync_path(path.parent)
+    except BaseException:
+        _remove(path)  # not created, as far as anybody is told: it must not be found there by the next attempt
+        raise
     return True
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Removes what processes that died have left aside; a file that somebody writes just now is too young to go."""
+    for aside in folder.glob(".*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - aside.stat().st_mtime > _LEFTOVER_S:
+                aside.unlink()
+
+
 def _write_aside(path: Path, data: bytes) -> Path:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    """A file beside `path` with this content, durable; a disk that is full is left as it was."""
+    # Threads of one process, and processes of several machines, may write the same file at once.
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        try:
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        _remove(aside)
+        raise
     return aside
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -15,7 +15,7 @@ from pathlib import Path
 from pgtide.change import LargeTransaction
 from pgtide.errors import LogCorruptError, TransientError
 from pgtide.log.block import HEADER_BYTES, BlockHeader, parse_header
-from pgtide.log.files import fsync_directory, make_directory
+from pgtide.log.files import fsync_path, make_directory
 
 _NAME = re.compile(r"(\d{20})-(\d{10})-(\d{4})\.seg")
 
@@ -43,7 +43,7 @@ def adopt(large: LargeTransaction, log_path: Path, first_offset: int, epoch: int
         if not path.exists():  # an earlier attempt, of an earlier epoch, has moved it
             path = max(folder.glob(f"{first_offset:020d}-*-{number:04d}.seg"))
         try:
-            _fsync(path)
+            fsync_path(path)
         except OSError as error:
             # A second fsync would "succeed" on pages that never reached the disk, and the rows are nowhere else.
             raise TransientError(f"{path} cannot be made durable: {error}; its transaction is read again") from error
@@ -54,7 +54,7 @@ def adopt(large: LargeTransaction, log_path: Path, first_offset: int, epoch: int
         else:
             _move(path, target)
         names.append((target.name, length_bytes))
-    fsync_directory(folder)
+    fsync_path(folder)
     return names
 
 
@@ -97,12 +97,4 @@ def _link(path: Path, target: Path) -> None:
 
 def _copy(path: Path, target: Path) -> None:
     shutil.copyfile(path, target)
-    _fsync(target)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_path(target)

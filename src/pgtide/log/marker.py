@@ -3,6 +3,10 @@
 `control/marker-<epoch>` has two slots, at 0 and 4096, written in turn: a slot overwritten in place can be read torn,
 of two one is always whole.  The newest valid slot counts.  A writer takes an epoch by creating its marker file; the
 file comes into being with its predecessor's position in it, so that the highest epoch always has an answer.
+
+Old marker files go, all but the newest few.  Only the highest epoch counts, so nobody needs them: a reader whose file
+is gone between listing and reading lists again, a writer whose file is gone was fenced long ago, and one that creates
+a low epoch again, after a long pause between listing and creating, finds a higher one there and gives it up.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ _FIELDS = struct.Struct("<8sQQQQQQQ")  # magic, sequence, segment's first offset
 _CHECKSUM = struct.Struct("<Q")
 _MAGIC = b"PGTIDEM1"
 _NAME = re.compile(r"marker-(\d+)")
+_KEPT_FILES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def _path(control: Path, epoch: int) -> Path:
 
 
 def epochs(control: Path) -> list[int]:
-    """All epochs that were ever taken, ascending."""
+    """The epochs that have a marker file, ascending; the last one counts."""
     try:
         names = os.listdir(control)
     except FileNotFoundError:
@@ -78,15 +83,22 @@ def epochs(control: Path) -> list[int]:
 
 def read_epoch(control: Path, epoch: int) -> Marker:
     """The newest valid slot of one epoch's marker."""
-    data = _path(control, epoch).read_bytes()
-    slots = [_decode(data[:_SLOT_BYTES]), _decode(data[_SLOT_BYTES:])]
-    valid = [slot for slot in slots if slot is not None]
+    valid = [slot for slot in map(_decode, _slots(control, epoch)) if slot is not None]
     if not valid:
-        raise LogCorruptError(
-            f"{_path(control, epoch)}: neither slot of the durable marker is valid",
-            remedy="restore the file; `pgtide log check` tells what is left",
-        )
+        raise LogCorruptError(f"{_path(control, epoch)} at byte 0: neither slot of the durable marker is valid")
     return max(valid, key=lambda slot: slot.sequence)
+
+
+def damaged_slots(control: Path, epoch: int) -> list[str]:
+    """Slots with something in them that is no marker: where they are, as file and byte."""
+    slots = _slots(control, epoch)
+    damaged = [number for number, slot in enumerate(slots) if any(slot) and _decode(slot) is None]
+    return [f"{_path(control, epoch)} at byte {_SLOT_BYTES * number}" for number in damaged]
+
+
+def _slots(control: Path, epoch: int) -> tuple[bytes, bytes]:
+    data = _path(control, epoch).read_bytes()
+    return data[:_SLOT_BYTES], data[_SLOT_BYTES:]
 
 
 def read_marker(control: Path) -> tuple[int, Marker]:
@@ -95,9 +107,10 @@ def read_marker(control: Path) -> tuple[int, Marker]:
         known = epochs(control)
         if not known:
             return 0, Marker()
-        marker = read_epoch(control, known[-1])
-        if epochs(control)[-1] == known[-1]:  # a writer may have taken over while we read
-            return known[-1], marker
+        with contextlib.suppress(FileNotFoundError):  # others have taken over so often that it is gone
+            marker = read_epoch(control, known[-1])
+            if epochs(control)[-1:] == known[-1:]:  # a writer may have taken over while we read
+                return known[-1], marker
 
 
 class MarkerFile:
@@ -110,27 +123,53 @@ class MarkerFile:
         self._descriptor = os.open(_path(control, epoch), os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
 
     @staticmethod
-    def take(control: Path) -> MarkerFile:
-        """Takes the next epoch: from here on no older writer moves what readers see."""
+    def take(control: Path, *, after: int | None = None) -> MarkerFile:
+        """Takes the next epoch: from here on no older writer moves what readers see.
+
+        `after`: only if that is still the highest one, for a writer that goes on; else it was fenced.
+        """
         make_directory(control)
         while True:
             epoch, marker = read_marker(control)
-            if create_durably(_path(control, epoch + 1), _encode(marker).ljust(2 * _SLOT_BYTES, b"\0")):
-                break
-        taken = MarkerFile(control, epoch + 1, marker)
-        if epoch:  # the predecessor may have moved on between our look and our taking over
-            moved = read_epoch(control, epoch)
-            if moved.end_offset > marker.end_offset or moved.durable_lsn > marker.durable_lsn:
-                taken.record(moved, durably=True)
+            if after is not None and epoch != after:
+                raise _fenced(control)
+            path = _path(control, epoch + 1)
+            if not create_durably(path, _encode(marker).ljust(2 * _SLOT_BYTES, b"\0")):
+                continue
+            try:
+                if epochs(control)[-1] == epoch + 1:
+                    return MarkerFile._taken(control, epoch, marker)
+            except BaseException:
+                path.unlink()
+                raise
+            path.unlink()  # it had been taken before, and was removed when it was old
+
+    @staticmethod
+    def _taken(control: Path, predecessor: int, marker: Marker) -> MarkerFile:
+        taken = MarkerFile(control, predecessor + 1, marker)
+        try:
+            if predecessor:  # it may have moved on between our look and our taking over
+                moved = read_epoch(control, predecessor)
+                if moved.end_offset > marker.end_offset or moved.durable_lsn > marker.durable_lsn:
+                    taken.record(moved, durably=True)
+        except BaseException:
+            taken.close()
+            raise
         return taken
+
+    def remove_older(self) -> None:
+        """Removes all marker files but the newest few; that some stay is no harm."""
+        for epoch in epochs(self._control)[:-_KEPT_FILES]:
+            with contextlib.suppress(OSError):
+                _path(self._control, epoch).unlink()
 
     def check_not_fenced(self) -> None:
         """Raises once another writer has taken a higher epoch."""
-        if _path(self._control, self.epoch + 1).exists():
-            raise FencedError(
-                f"another capture has taken over the log in {self._control.parent}",
-                remedy="run one capture per log; this one stops",
-            )
+        highest = max(epochs(self._control), default=0)
+        if highest > self.epoch:
+            raise _fenced(self._control)
+        if highest < self.epoch:
+            raise LogCorruptError(f"{_path(self._control, self.epoch)}: the durable marker was removed")
 
     def record(self, marker: Marker, *, durably: bool) -> None:
         """Moves the marker: readers may read up to here from now on."""
@@ -146,3 +185,10 @@ class MarkerFile:
             descriptor, self._descriptor = self._descriptor, -1  # never twice: the number may be somebody else's by now
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+
+def _fenced(control: Path) -> FencedError:
+    return FencedError(
+        f"another capture has taken over the log in {control.parent}",
+        remedy="run one capture per log; this one stops",
+    )

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from pgtide.errors import LogCorruptError
 from pgtide.failpoints import declare, reach
 from pgtide.log.block import HEADER_BYTES, BlockHeader, decode_rows, parse_directory, parse_header
-from pgtide.log.files import FILE_MODE, fsync_directory, write_all
+from pgtide.log.files import FILE_MODE, fsync_path, write_all
 from pgtide.log.marker import Marker
 from pgtide.log.segment import SegmentHeader, SegmentName, list_segments, parse_segment_header
 
@@ -65,7 +65,7 @@ def recover_tail(path: Path, marker: Marker, epoch: int, timeline: int) -> Recov
     reach(_COPIED)
     name = SegmentName(marker.end_offset, epoch)
     os.rename(aside, folder / str(name))
-    fsync_directory(folder)
+    fsync_path(folder)
     reach(_NAMED)
     last = headers[complete_blocks - 1]
     return RecoveredTail(name, complete_bytes, last.end_offset, last.last_end_lsn, last.last_commit_lsn)

@@ -16,7 +16,7 @@ from typing import Any
 from pgtide.errors import LogError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import Removed, record_removed, removed
-from pgtide.log.files import fsync_directory
+from pgtide.log.files import fsync_path
 from pgtide.log.large import first_offset_of, folder_of
 from pgtide.log.reader import LogReader
 from pgtide.log.segment import Extent, list_segments
@@ -100,7 +100,7 @@ def remove(log_path: Path, removal: Removal) -> None:
     reach(_RECORDED)
     for file in (*removal.segments, *removal.large):
         file.unlink(missing_ok=True)
-    fsync_directory(log_path / "segments")
+    fsync_path(log_path / "segments")
 
 
 def _superseded(log_path: Path, extents: list[Extent]) -> tuple[Path, ...]:

@@ -17,7 +17,7 @@ from pgtide.change import Committed, LargeTransaction
 from pgtide.errors import LogError
 from pgtide.failpoints import declare, reach
 from pgtide.log.block import BlockHeader, OpenTransaction, encode_block, encode_large_block, split_unfinished
-from pgtide.log.files import FILE_MODE, fsync_directory, make_directory, write_all
+from pgtide.log.files import FILE_MODE, fsync_path, make_directory, remove_leftovers, write_all
 from pgtide.log.identity import LogIdentity, read_identity
 from pgtide.log.large import adopt, remove_orphans
 from pgtide.log.marker import Marker, MarkerFile
@@ -135,7 +135,7 @@ class LogWriter:
         self._marker.check_not_fenced()
         self._close_segment()
         self._marker.close()
-        self._begin_epoch(copy_tail=False)
+        self._begin_epoch(after=self._marker.epoch)
 
     def close(self) -> None:
         """Makes the marker durable too; a writer that is killed instead loses nothing but a little time."""
@@ -144,8 +144,10 @@ class LogWriter:
         self._close_segment()
         self._marker.close()
 
-    def _begin_epoch(self, *, copy_tail: bool = True) -> None:
-        self._marker = MarkerFile.take(self.path / "control")
+    def _begin_epoch(self, *, after: int | None = None) -> None:
+        """Takes an epoch: that which follows `after`, this writer's own, or as the successor of another writer."""
+        copy_tail = after is None
+        self._marker = MarkerFile.take(self.path / "control", after=after)
         reach(_EPOCH_TAKEN)
         marker = self._marker.marker
         self._open = None
@@ -166,6 +168,8 @@ class LogWriter:
         self._marker.record(marker, durably=True)
         if copy_tail:
             remove_orphans(self.path, marker.end_offset)
+            remove_leftovers(self.path / "control")
+        self._marker.remove_older()
         reach(_RECOVERED)
 
     def _marker_after(self, header: BlockHeader) -> Marker:
@@ -195,7 +199,7 @@ class LogWriter:
         ).encode()
         write_all(self._descriptor, header)
         os.fsync(self._descriptor)
-        fsync_directory(self._segments)
+        fsync_path(self._segments)
         self._length_bytes = len(header)
         self._previous = str(self._segment)
         reach(_SEGMENT_CREATED)
