@@ -59,7 +59,13 @@ class LogError(PgtideError):
 
 
 class LogCorruptError(LogError):
-    """Bytes below the durable marker are not what was written."""
+    """Bytes below the durable marker are not what was written, or a file of the log is missing."""
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(what, remedy=remedy or _RESTORE)
+
+
+_RESTORE = "restore it from a copy of the log; `pgtide log check` lists all that is damaged and who still needs it"
 
 
 class LogRangeError(LogError):

@@ -101,33 +101,6 @@ def test_blocks_that_were_fsynced_but_not_marked_survive_a_power_loss(path: Path
     assert contents(path) == [(0, 1, "a"), (1, 2, "b"), (2, 4, "d")]
 
 
-def test_a_torn_tail_above_the_marker_is_left_behind(path: Path) -> None:
-    writer = LogWriter(path)
-    writer.write([transaction(200, [(ORDERS, 1, "a")])])
-    segment = next((path / "segments").iterdir())
-    with open(segment, "ab") as file:
-        file.write(os.urandom(1000))
-    successor = LogWriter(path)
-    successor.write([transaction(300, [(ORDERS, 2, "b")])])
-    assert contents(path) == [(0, 1, "a"), (1, 2, "b")]
-
-
-def test_a_flipped_bit_below_the_marker_is_an_error_that_names_file_and_place(path: Path) -> None:
-    writer = LogWriter(path)
-    writer.write([transaction(200, [(ORDERS, n, "a" * 50) for n in range(50)])])
-    writer.write([transaction(300, [(ORDERS, 2, "b")])])
-    segment = next((path / "segments").iterdir())
-    pristine = segment.read_bytes()
-    for position in range(0, len(pristine), 97):
-        damaged = bytearray(pristine)
-        damaged[position] ^= 0x10
-        segment.write_bytes(damaged)
-        with pytest.raises(LogCorruptError, match=segment.name):
-            contents(path)
-    segment.write_bytes(pristine)
-    assert len(contents(path)) == 51
-
-
 def test_an_idle_position_is_recorded_and_never_goes_back(path: Path) -> None:
     writer = LogWriter(path)
     assert writer.durable_lsn == 100

@@ -106,5 +106,5 @@ def test_a_clean_log_checks_clean_and_a_damaged_one_does_not(path: Path) -> None
     segment.write_bytes(damaged)
     found = check_log(path)
     assert len(found.problems) == 1
-    assert segment.name in found.problems[0]
+    assert segment.name in found.problems[0].what
     assert found.changes == 8

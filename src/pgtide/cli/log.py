@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -79,11 +80,10 @@ def check(config: Config, *, as_json: bool) -> bool:
     """Reads everything; true if nothing is wrong."""
     result = check_log(config.log_path)
     if as_json:
-        print(json.dumps({"changes": result.changes, "transactions": result.transactions, "blocks": result.blocks,
-                          "problems": result.problems}))  # fmt: skip
+        print(json.dumps(asdict(result), indent=1))
         return not result.problems
     for problem in result.problems:
-        print(problem, file=sys.stderr)
+        print(f"{problem.what}\n    {problem.remedy}", file=sys.stderr)
     word = "fine" if not result.problems else f"{len(result.problems)} problems"
     print(f"{word}: {result.changes} changes of {result.transactions} transactions in {result.blocks} blocks")
     return not result.problems

@@ -265,7 +265,10 @@ def parse_header(data: bytes, where: str) -> BlockHeader:
     if magic != MAGIC or expected != xxhash.xxh3_64_intdigest(data[: _HEADER.size]):
         raise LogCorruptError(f"{where}: not a valid block header (wrong magic or checksum)")
     if flags & ~_ENDS_TRANSACTION:
-        raise LogCorruptError(f"{where}: the block has flags {flags:#x} that this version does not understand")
+        raise LogCorruptError(
+            f"{where}: the block has flags {flags:#x} that this version does not understand",
+            remedy="read this log with the pgtide version that wrote it, or a newer one",
+        )
     fields.append(bool(flags & _ENDS_TRANSACTION))
     return BlockHeader(*fields)
 

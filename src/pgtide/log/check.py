@@ -1,12 +1,32 @@
-"""A full check of a log: every checksum, the order of offsets and of commits, and that every file is there."""
+"""A full check of a log: every checksum, the order of offsets and of commits, and that every file is there.
+
+A problem says where it is, which offsets cannot be read because of it, who still needs them, and what to do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pgtide.errors import LogCorruptError
+from pgtide.errors import LogCorruptError, LogRangeError
+from pgtide.log.control import removed
+from pgtide.log.marker import damaged_slots, read_marker
 from pgtide.log.reader import Block, LogReader
+from pgtide.log.recovery import check_end_is_there
+from pgtide.log.retention import Reader, readers
+from pgtide.log.segment import Extent
+
+_RESTORE = "restore the file from a copy of the log"
+_NEW_LOG = "without one, begin a new log (other log.path and source.slot) and load the tables again"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    what: str  # file, byte, what is wrong there
+    remedy: str
+    first_offset: int | None = None  # of what cannot be read because of it
+    end_offset: int | None = None
 
 
 @dataclass
@@ -14,46 +34,120 @@ class CheckResult:
     changes: int = 0
     transactions: int = 0
     blocks: int = 0
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 def check_log(path: Path) -> CheckResult:
     """Reads everything that readers can see.  A problem does not stop the check of what lies after it, if possible."""
-    result = CheckResult()
-    log = LogReader(path)
-    expected = log.first_offset()
-    last_end_lsn = 0
-    try:
-        for block in log.blocks(expected, log.end().end_offset):
-            result.blocks += 1
-            where = f"{block.path} at byte {block.position}"
-            if block.header.first_offset != expected:
-                result.problems.append(f"{where}: begins at offset {block.header.first_offset}, expected {expected}")
-            expected = block.header.end_offset
+    return _Check(path).run()
+
+
+class _Check:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = LogReader(path)
+        self._readers = readers(path)
+        self._result = CheckResult()
+        self._last_end_lsn = 0
+
+    def run(self) -> CheckResult:
+        try:
+            self._check_marker()
+            extents = self._log.extents()
+        except LogCorruptError as error:  # how far the log goes is not known: there is nothing more to check
+            self._add(error.what, f"{_RESTORE}; {_NEW_LOG}")
+            return self._result
+        self._check_beginning(extents)
+        for extent in extents:
+            self._check_segment(extent)
+        return self._result
+
+    def _check_marker(self) -> None:
+        control = self._path / "control"
+        epoch = read_marker(control)[0]
+        if epoch:
+            # Twice: a slot that the capture is writing at this moment may look damaged, but not the next time.
+            for where in sorted({*damaged_slots(control, epoch)} & {*damaged_slots(control, epoch)}):
+                self._add(
+                    f"{where}: this slot of the durable marker is damaged, the other one counts",
+                    "start the capture (again): it finds its place from the blocks and writes a new marker",
+                )
+        try:
+            check_end_is_there(self._path)
+        except LogCorruptError as error:
+            if not self._log.extents():
+                raise
+            self._add(error.what, f"{_RESTORE}; {_NEW_LOG}")
+
+    def _check_beginning(self, extents: list[Extent]) -> None:
+        gone = removed(self._path).end_offset
+        first = extents[0].name.first_offset if extents else self._log.end().end_offset
+        if gone < first:
+            what = (
+                f"{self._path / 'segments'}: offsets {gone} to {first} are missing, and retention did not remove them"
+            )
+            self._add(what, _RESTORE, gone, first)
+
+    def _check_segment(self, extent: Extent) -> None:
+        reached = extent.name.first_offset
+        try:
+            for block in self._log.blocks_of(extent):
+                reached = block.header.end_offset
+                self._check_block(block)
+        except LogCorruptError as error:
+            self._add(error.what, _RESTORE, reached, extent.end_offset)
+        except LogRangeError:
+            return  # retention was faster
+
+    def _check_block(self, block: Block) -> None:
+        where, header, result = f"{block.path} at byte {block.position}", block.header, self._result
+        result.blocks += 1
+        try:
+            transactions = self._log.directory(block).transactions
+            pieces = list(self._log.slices(block))
+        except LogCorruptError as error:
+            self._add(error.what, _RESTORE, header.first_offset, header.end_offset)
+            return
+        offsets: list[int] = []
+        damaged = False
+        for piece in pieces:
             try:
-                last_end_lsn = _check_block(log, block, last_end_lsn, result)
+                offsets += self._log.read(piece).rows["_offset"].to_pylist()
             except LogCorruptError as error:
-                result.problems.append(error.what)
-    except LogCorruptError as error:
-        result.problems.append(error.what)
-    return result
+                damaged = True
+                self._add(error.what, _RESTORE, piece.entry.first_offset, piece.entry.last_offset + 1)
+        result.changes += len(offsets)
+        expected = sum(transactions["changes"].to_pylist())
+        if len(set(offsets)) != len(offsets):
+            self._wrong(block, f"{where}: an offset occurs twice")
+        if expected != len(offsets) and not damaged:
+            self._wrong(block, f"{where}: {len(offsets)} changes, expected {expected}")
+        end_lsns = [entry["end_lsn"] for entry in transactions.to_pylist() if entry["ends"]]
+        result.transactions += len(end_lsns)
+        if any(later <= lsn for lsn, later in zip([self._last_end_lsn, *end_lsns], end_lsns, strict=False)):
+            self._wrong(block, f"{where}: commits are not in the order of their LSNs")
+        self._last_end_lsn = max([self._last_end_lsn, *end_lsns])
+
+    def _wrong(self, block: Block, what: str) -> None:
+        self._add(
+            what, f"{_RESTORE}; if that is the same, report it", block.header.first_offset, block.header.end_offset
+        )
+
+    def _add(self, what: str, remedy: str, first_offset: int | None = None, end_offset: int | None = None) -> None:
+        if first_offset is not None and end_offset is not None:
+            remedy = _who_needs(self._readers, first_offset, end_offset, remedy)
+        self._result.problems.append(Problem(what, remedy, first_offset, end_offset))
 
 
-def _check_block(log: LogReader, block: Block, last_end_lsn: int, result: CheckResult) -> int:
-    directory = log.directory(block)
-    offsets: list[int] = []
-    for piece in log.slices(block):
-        offsets += log.read(piece).rows["_offset"].to_pylist()
-    result.changes += len(offsets)
-    if len(set(offsets)) != len(offsets):
-        result.problems.append(f"{block.path} at byte {block.position}: an offset occurs twice")
-    expected = sum(directory.transactions["changes"].to_pylist())
-    if expected != len(offsets):
-        result.problems.append(f"{block.path} at byte {block.position}: {len(offsets)} changes, expected {expected}")
-    for entry in directory.transactions.to_pylist():
-        if entry["ends"]:
-            result.transactions += 1
-            if entry["end_lsn"] <= last_end_lsn:
-                result.problems.append(f"{block.path} at byte {block.position}: commits are not in the order of LSNs")
-            last_end_lsn = entry["end_lsn"]
-    return last_end_lsn
+def _who_needs(known: Sequence[Reader], first_offset: int, end_offset: int, remedy: str) -> str:
+    """The remedy for offsets that cannot be read: it depends on who has not read them yet."""
+    range_of_offsets = f"offsets {first_offset} to {end_offset}"
+    needing = [f"{reader.name} (at {reader.offset})" for reader in known if reader.offset < end_offset]
+    if needing:
+        return f"{', '.join(needing)} still needs {range_of_offsets}: {remedy}; {_NEW_LOG}"
+    if known:
+        return (
+            f"every registered reader has passed {range_of_offsets}; for others, {remedy}, or let it go: "
+            "`pgtide log prune --hours 0`"
+        )
+    return f"{range_of_offsets} cannot be read: {remedy}, or read from {end_offset} on (startingOffsets)"

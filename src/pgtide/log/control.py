@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pgtide.errors import LogCorruptError
 from pgtide.log.files import make_directory, replace_durably
 from pgtide.lsn import format_lsn, parse_lsn
 
@@ -90,10 +91,13 @@ def _write(log_path: Path, name: str, data: dict[str, Any]) -> None:
 
 
 def _read(log_path: Path, name: str) -> dict[str, Any] | None:
+    file = log_path / "control" / name
     try:
-        data: dict[str, Any] = json.loads((log_path / "control" / name).read_bytes())
+        data: dict[str, Any] = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise LogCorruptError(f"{file}: not JSON any more: {error}") from None
     return data
 
 

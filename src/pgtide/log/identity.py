@@ -7,7 +7,7 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pgtide.errors import LogError
+from pgtide.errors import LogCorruptError, LogError
 from pgtide.log.files import create_durably, make_directory
 from pgtide.lsn import format_lsn, parse_lsn
 
@@ -47,6 +47,8 @@ def read_identity(path: Path) -> LogIdentity:
             f"no change log in {path} (it has no {FILE_NAME})",
             remedy="start the capture first (pgtide run), or check log.path / the option path",
         ) from None
+    except ValueError as error:
+        raise LogCorruptError(f"{path / FILE_NAME}: not JSON any more: {error}") from None
     if data.get("format_version") != FORMAT_VERSION:
         raise LogError(
             f"the log in {path} has format version {data.get('format_version')}; this pgtide reads {FORMAT_VERSION}",

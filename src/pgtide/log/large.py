@@ -67,10 +67,13 @@ def remove_orphans(log_path: Path, end_offset: int) -> None:
             (folder / name).unlink()
 
 
-def blocks_of(path: Path, length_bytes: int) -> Iterator[tuple[int, BlockHeader]]:
+def blocks_in(path: Path, length_bytes: int) -> Iterator[tuple[int, BlockHeader]]:
     """Position and header of every block in a file."""
-    if not path.exists() or path.stat().st_size < length_bytes:
-        raise LogCorruptError(f"{path}: missing or shorter than the {length_bytes} bytes that the log refers to")
+    size = path.stat().st_size
+    if size < length_bytes:
+        raise LogCorruptError(
+            f"{path} at byte {size}: the file ends here, the log refers to {length_bytes} bytes of it"
+        )
     position = 0
     with open(path, "rb", buffering=1 << 16) as file:
         while position < length_bytes:

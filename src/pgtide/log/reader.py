@@ -1,7 +1,9 @@
 """Reading the log: plans from headers and directories, rows from byte ranges.  Needs the folder and nothing else.
 
 A reader never goes past the durable marker, so all it sees is whole transactions whose offsets stay as they are.
-Headers of blocks that were walked once are remembered; a growing segment is only walked on.
+Headers of blocks that were walked once are remembered; a growing segment is only walked on.  Which segments count is
+remembered too: that changes only when the marker comes to name another segment or another writer's, or when retention
+says that it has taken something.  So a plan costs the same over ten segments and over ten thousand.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from pgtide.log.block import (
 )
 from pgtide.log.control import removed
 from pgtide.log.identity import read_identity
-from pgtide.log.large import blocks_of, folder_of
-from pgtide.log.marker import read_marker
+from pgtide.log.large import blocks_in, folder_of
+from pgtide.log.marker import Marker, read_marker
+from pgtide.log.recovery import check_end_is_there
 from pgtide.log.segment import (
     BlockIndex,
     Extent,
@@ -47,6 +50,7 @@ from pgtide.lsn import format_lsn
 from pgtide.schema import TableShape
 
 _KEPT_DIRECTORIES = 4096
+_KEPT_BLOCKS = 200_000  # of which the headers are remembered, over all segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,53 +113,55 @@ class LogReader:
         self.path = Path(path)
         self.identity = read_identity(self.path)
         self._shapes = ShapeStore(self.path)
-        self._indexes: dict[SegmentName, BlockIndex] = {}
+        self._indexes: OrderedDict[SegmentName, BlockIndex] = OrderedDict()
+        self._indexed_blocks = 0
         self._directories: OrderedDict[tuple[Path, int], Directory] = OrderedDict()
+        self._extents: list[Extent] = []
+        self._extents_as_of: tuple[int, int, int] | None = None  # the writer, and the segment that it writes
 
     def end(self) -> LogEnd:
         """How far the log can be read now."""
-        marker = read_marker(self.path / "control")[1]
+        marker = self._marker()[1]
         return LogEnd(marker.end_offset, max(marker.durable_lsn, self.identity.start_lsn), marker.last_commit_lsn)
 
     def first_offset(self) -> int:
         """The oldest offset that is still there (the end, when the log is empty)."""
-        end_offset = self.end().end_offset
-        extents = self.extents()
-        return extents[0].name.first_offset if extents else end_offset
+        epoch, marker = self._marker()
+        extents = self._extents_at(epoch, marker)
+        first = extents[0].name.first_offset if extents else marker.end_offset
+        if first and removed(self.path).end_offset < first:
+            self._raise_missing(removed(self.path).end_offset, first)
+        return first
 
     def shape(self, relation_oid: int, fingerprint: str) -> TableShape:
         return self._shapes.load(relation_oid, fingerprint)
 
     def shapes(self) -> dict[str, TableShape]:
         """The latest shape of every table, by qualified name."""
-        latest = self._shapes.latest_seen()
-        end_offset = self.end().end_offset
-        seen: set[int] = set()
-        newest: dict[int, int] = {}
-        for extent in reversed(self.extents()):
-            if seen >= latest.keys():
-                break
-            index = self._index(extent)
-            for block in reversed(list(self._segment_blocks(index, extent.name.first_offset, extent.end_offset))):
-                for piece in reversed(list(self._slices(block, 0, end_offset))):
-                    if piece.relation_oid not in seen:
-                        seen.add(piece.relation_oid)
-                        newest[piece.relation_oid] = piece.entry.last_offset
-                        latest[piece.relation_oid] = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
-                if seen >= latest.keys():
-                    break
+        latest = self._shapes.latest()
+        names: dict[str, list[int]] = {}
+        for oid, shape in latest.items():
+            names.setdefault(shape.qualified_name, []).append(oid)
         # Of relations that had the same name one after the other the one with the newest change counts.
-        ordered = sorted(latest.values(), key=lambda shape: (newest.get(shape.relation_oid, -1), shape.relation_oid))
-        return {shape.qualified_name: shape for shape in ordered}
+        return {name: latest[oids[0] if len(oids) == 1 else self._newest(oids)] for name, oids in names.items()}
+
+    def _newest(self, relation_oids: list[int]) -> int:
+        """The relation with the newest change; without any, the one that was made last."""
+        end_offset = self.end().end_offset
+        for extent in reversed(self.extents()):
+            for block in reversed(list(self.blocks_of(extent))):
+                pieces = [piece for piece in self._slices(block, 0, end_offset) if piece.relation_oid in relation_oids]
+                if pieces:
+                    return max(pieces, key=lambda piece: piece.entry.last_offset).relation_oid
+        return max(relation_oids)
 
     def plan(self, start: int, end: int, relation_oid: int | None = None) -> list[Slice]:
         """Where the rows with start <= offset < end are, in the order of the log.
 
         What retention took is an error, but not for a table none of whose changes from `start` on were taken.
         """
-        first = self.first_offset()
-        if relation_oid is not None and start < first and removed(self.path).last_offsets.get(relation_oid, -1) < start:
-            start = min(first, end)
+        if relation_oid is not None and removed(self.path).last_offsets.get(relation_oid, -1) < start:
+            start = min(max(start, self.first_offset()), end)
         return [
             piece
             for block in self.blocks(start, end)
@@ -166,17 +172,18 @@ class LogReader:
     def read(self, piece: Slice) -> LogRows:
         """The rows of one slice, checked against their checksum."""
         path = Path(piece.segment)
+        where = f"{path} at byte {piece.position}"
         try:
             data = read_entry(path, piece.position, piece.entry)
+            head = b"" if piece.large is not None else read_range(path, piece.position, HEADER_BYTES)
         except FileNotFoundError:
-            self._raise_gone(piece.start, self.first_offset())
-        rows = decode_rows(data, piece.entry, f"{path} at byte {piece.position}")
+            self._raise_missing(piece.entry.first_offset, piece.entry.last_offset + 1, path)
+        rows = decode_rows(data, piece.entry, where)
         shape = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
         if piece.large is not None:
             rows, transactions = _without_gone(rows, piece.large.gone), _one_transaction(piece.large)
         else:
-            header = self._header(path, piece.position)
-            transactions = self.directory(Block(path, piece.position, header)).transactions
+            transactions = self.directory(Block(path, piece.position, parse_header(head, where))).transactions
         return LogRows(shape, _resolve(rows, transactions, piece.start, piece.end))
 
     def touched(self, start: int, end: int) -> dict[int, tuple[int, int]]:
@@ -217,13 +224,15 @@ class LogReader:
 
     def position_after(self, lsn: int) -> int:
         """First offset of the first transaction with an end LSN above `lsn`; the end, when there is none."""
-        end_offset, first_offset = self.end().end_offset, self.first_offset()
         if lsn < removed(self.path).end_lsn:
             raise LogRangeError(
                 f"transactions after {format_lsn(lsn)} are no longer in the log in {self.path}: retention removed them",
                 remedy="start from a later position, or take a new snapshot of the tables",
             )
-        for block in self.blocks(first_offset, end_offset):
+        extents, end_offset = self.extents(), self.end().end_offset
+        # Commits are in the order of their LSNs: the segments before the first with a later one need no look.
+        begin = bisect.bisect_right(range(len(extents)), lsn, key=lambda number: self._last_end_lsn(extents, number))
+        for block in self.blocks(extents[begin].name.first_offset if begin < len(extents) else end_offset, end_offset):
             if block.header.last_end_lsn <= lsn:
                 continue
             transactions = self.directory(block).transactions
@@ -231,6 +240,15 @@ class LogReader:
             if len(later):
                 return int(transactions["first_offset"][int(later[0])].as_py())
         return end_offset
+
+    def _last_end_lsn(self, extents: list[Extent], number: int) -> int:
+        """End LSN of the last transaction that ends in this segment or, if none does, in one before it."""
+        while number >= 0:
+            for block in reversed(list(self.blocks_of(extents[number]))):
+                if block.header.last_end_lsn:
+                    return block.header.last_end_lsn
+            number -= 1
+        return 0
 
     def transactions(self, start: int, end: int) -> pa.Table:
         """The transactions that end after `start` and not after `end`, with the schema TRANSACTIONS."""
@@ -256,7 +274,9 @@ class LogReader:
         first_offset = row["first_offset"]
         for name, length_bytes in large.files:
             path = folder_of(self.path) / name
-            for position, header in blocks_of(path, length_bytes):
+            if not path.exists():
+                self._raise_missing(first_offset, row["end_offset"], path)
+            for position, header in blocks_in(path, length_bytes):
                 for entry in self.directory(Block(path, position, header)).tables:
                     low, high = first_offset + entry.first_offset, first_offset + entry.last_offset
                     if low < end and high >= start:
@@ -269,13 +289,46 @@ class LogReader:
 
     def extents(self) -> list[Extent]:
         """The segments that count, in order, each with the offset where it stops to count."""
-        end_offset = self.end().end_offset  # before the listing: a segment may come into being in between
-        return valid_extents(list_segments(self.path / "segments"), end_offset)
+        return list(self._extents_at(*self._marker()))
+
+    def _extents_at(self, epoch: int, marker: Marker) -> list[Extent]:
+        """The same below the marker, which was read before: a segment that comes into being since does not count."""
+        as_of = (epoch, marker.segment_first_offset, marker.segment_epoch)
+        first = self._extents[0].name.first_offset if self._extents else 0
+        if as_of != self._extents_as_of or first < removed(self.path).end_offset:
+            names = list_segments(self.path / "segments")
+            self._check_end(epoch, marker, names)
+            self._extents, self._extents_as_of = valid_extents(names, marker.end_offset), as_of
+        elif self._extents and self._extents[-1].end_offset != marker.end_offset:
+            self._extents[-1] = Extent(self._extents[-1].name, marker.end_offset)
+        return self._extents
+
+    def _marker(self) -> tuple[int, Marker]:
+        epoch, marker = read_marker(self.path / "control")
+        if not epoch:  # either there was no writer yet, or there were some and nothing tells how far they got
+            self._check_end(epoch, marker, list_segments(self.path / "segments"))
+        return epoch, marker
+
+    def _check_end(self, epoch: int, marker: Marker, names: list[SegmentName]) -> None:
+        """Looks closely where marker and segments do not fit: a writer has its marker before it has segments."""
+        written = SegmentName(marker.segment_first_offset, marker.segment_epoch)
+        if max((name.epoch for name in names), default=0) > epoch or (written.epoch and written not in names):
+            check_end_is_there(self.path)
 
     def ends_transaction(self, extent: Extent) -> bool:
         """Whether a transaction ends where the segment stops to count."""
-        blocks = list(self._segment_blocks(self._index(extent), extent.name.first_offset, extent.end_offset))
-        return blocks[-1].header.ends_transaction
+        return list(self.blocks_of(extent))[-1].header.ends_transaction
+
+    def blocks_of(self, extent: Extent) -> Iterator[Block]:
+        """The blocks of a segment; those in front of a damaged one come before the error."""
+        damage = None
+        try:
+            index = self._index(extent)
+        except LogCorruptError as error:
+            index, damage = self._indexes[extent.name], error
+        yield from self._segment_blocks(index, extent.name.first_offset, extent.end_offset)
+        if damage is not None:
+            raise damage
 
     def slices(self, block: Block) -> Iterator[Slice]:
         """All tables of a block."""
@@ -283,29 +336,32 @@ class LogReader:
 
     def blocks(self, start: int, end: int) -> Iterator[Block]:
         """Blocks with rows in [start, end), ascending."""
-        durable_end = self.end().end_offset
-        if end > durable_end:
-            raise LogRangeError(f"offset {end} is beyond the end of the log in {self.path} ({durable_end})")
+        epoch, marker = self._marker()
+        if end > marker.end_offset:
+            raise LogRangeError(f"offset {end} is beyond the end of the log in {self.path} ({marker.end_offset})")
         if start >= end:
             return
-        extents = self.extents()
-        if not extents or start < extents[0].name.first_offset:
-            self._raise_gone(start, extents[0].name.first_offset if extents else durable_end)
-        begin = bisect.bisect_right([extent.name.first_offset for extent in extents], start) - 1
+        extents = self._extents_at(epoch, marker)
+        first = extents[0].name.first_offset if extents else marker.end_offset
+        if start < first:
+            self._raise_missing(start, first)
+        begin = bisect.bisect_right(extents, start, key=lambda extent: extent.name.first_offset) - 1
         for extent in extents[begin:]:
             if extent.name.first_offset >= end:
                 return
             yield from self._segment_blocks(self._index(extent), start, min(end, extent.end_offset))
 
-    def _raise_gone(self, start: int, first: int) -> NoReturn:
-        if removed(self.path).end_offset >= first:
+    def _raise_missing(self, start: int, end: int, path: Path | None = None) -> NoReturn:
+        """Why there is nothing at these offsets, or no such file: retention took it, or it is lost."""
+        self._extents_as_of = None
+        taken = removed(self.path).end_offset
+        if start < taken:
             raise LogRangeError(
-                f"offsets {start} to {first} are no longer in the log in {self.path}: retention removed them",
+                f"offsets {start} to {taken} are no longer in the log in {self.path}: retention removed them",
                 remedy="start from a later offset (startingOffsets), or take a new snapshot of the tables",
             )
         raise LogCorruptError(
-            f"{self.path / 'segments'}: offsets {start} to {first} are missing, and retention did not remove them",
-            remedy="restore the segment files from a copy; `pgtide log check` tells what is left",
+            f"{path or self.path / 'segments'}: offsets {start} to {end} are missing, and retention did not remove them"
         )
 
     def _segment_blocks(self, index: BlockIndex, start: int, end: int) -> Iterator[Block]:
@@ -318,18 +374,28 @@ class LogReader:
     def _index(self, extent: Extent) -> BlockIndex:
         path = self.path / "segments" / str(extent.name)
         index = self._indexes.setdefault(extent.name, BlockIndex(path))
-        index.extend(extent.end_offset)
+        self._indexes.move_to_end(extent.name)
+        self._indexed_blocks -= len(index.headers)
+        try:
+            index.extend(extent.end_offset)
+        except FileNotFoundError:
+            self._raise_missing(extent.name.first_offset, extent.end_offset, path)
+        finally:
+            self._indexed_blocks += len(index.headers)
+        while self._indexed_blocks > _KEPT_BLOCKS and len(self._indexes) > 1:
+            self._indexed_blocks -= len(self._indexes.popitem(last=False)[1].headers)
         return index
-
-    def _header(self, path: Path, position: int) -> BlockHeader:
-        return parse_header(read_range(path, position, HEADER_BYTES), f"{path} at byte {position}")
 
     def directory(self, block: Block) -> Directory:
         """What is in a block, without its rows."""
         key = (block.path, block.position)
         directory = self._directories.get(key)
         if directory is None:
-            directory = self._directories[key] = read_directory(block.path, block.position, block.header)
+            try:
+                directory = read_directory(block.path, block.position, block.header)
+            except FileNotFoundError:
+                self._raise_missing(block.header.first_offset, block.header.end_offset, block.path)
+            self._directories[key] = directory
             if len(self._directories) > _KEPT_DIRECTORIES:
                 self._directories.popitem(last=False)
         return directory

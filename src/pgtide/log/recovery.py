@@ -20,7 +20,7 @@ from pgtide.errors import LogCorruptError
 from pgtide.failpoints import declare, reach
 from pgtide.log.block import HEADER_BYTES, BlockHeader, decode_rows, parse_directory, parse_header
 from pgtide.log.files import FILE_MODE, fsync_path, write_all
-from pgtide.log.marker import Marker
+from pgtide.log.marker import Marker, read_marker
 from pgtide.log.segment import SegmentHeader, SegmentName, list_segments, parse_segment_header
 
 _COPIED = declare("log.recovery.copied", "recovery has copied the tail aside, its segment has no name yet")
@@ -34,6 +34,24 @@ class RecoveredTail:
     end_offset: int
     last_end_lsn: int
     last_commit_lsn: int
+
+
+def check_end_is_there(path: Path) -> None:
+    """The marker of the last writer, and the segment where it says that the log ends; without them nothing goes on."""
+    newest = max((name.epoch for name in list_segments(path / "segments")), default=0)
+    epoch, marker = read_marker(path / "control")  # read last: a writer has its marker before it has segments
+    if newest > epoch:
+        raise LogCorruptError(
+            f"{path / 'control'}: the durable marker of epoch {newest} is missing, which has segments; "
+            f"the highest that is there is {epoch}"
+        )
+    if not marker.segment_epoch:
+        return
+    segment = path / "segments" / str(SegmentName(marker.segment_first_offset, marker.segment_epoch))
+    length = segment.stat().st_size if segment.exists() else 0
+    if length < marker.length_bytes:
+        state = f"it ends at byte {length}" if length else "it is missing"
+        raise LogCorruptError(f"{segment}: the log is durable up to byte {marker.length_bytes} of it, but {state}")
 
 
 def recover_tail(path: Path, marker: Marker, epoch: int, timeline: int) -> RecoveredTail | None:

@@ -25,6 +25,7 @@ _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 _NAME = re.compile(r"(\d{20})-(\d{10})\.seg")
 _UNDERSTOOD_FLAGS: frozenset[str] = frozenset()
+_WALK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -119,28 +120,66 @@ class BlockIndex:
     headers: list[BlockHeader] = field(default_factory=list)
     end_offsets: list[int] = field(default_factory=list)
     next_position: int = 0
+    next_offset: int = 0
 
     def extend(self, end_offset: int) -> None:
         """Walks on until the rows below `end_offset` are covered; anything unreadable before that is corruption."""
-        if self.end_offsets and self.end_offsets[-1] >= end_offset:
+        if self.next_position and self.next_offset >= end_offset:
             return
-        with open(self.path, "rb", buffering=1 << 16) as file:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            walk = _Walk(descriptor)
             if not self.next_position:
-                _, self.next_position = parse_segment_header(file.read(1 << 16), str(self.path))
-            while not self.end_offsets or self.end_offsets[-1] < end_offset:
-                file.seek(self.next_position)
-                header = parse_header(file.read(HEADER_BYTES), f"{self.path} at byte {self.next_position}")
-                self.add(header)
+                self._begin(walk.bytes_at(0, _WALK_BYTES))
+            while self.next_offset < end_offset:
+                where = f"{self.path} at byte {self.next_position}"
+                data = walk.bytes_at(self.next_position, HEADER_BYTES)
+                if not data:
+                    raise LogCorruptError(
+                        f"{where}: the segment ends here with offset {self.next_offset}, but should go on to "
+                        f"{end_offset}: it was cut off, or the segment after it is missing"
+                    )
+                self._add(parse_header(data, where), where)
+        finally:
+            os.close(descriptor)
 
-    def add(self, header: BlockHeader) -> None:
+    def _begin(self, head: bytes) -> None:
+        header, self.next_position = parse_segment_header(head, f"{self.path} at byte 0")
+        self.next_offset = header.first_offset
+        name = str(SegmentName(header.first_offset, header.epoch))
+        if name != self.path.name:
+            raise LogCorruptError(f"{self.path} at byte 0: this is segment {name} under another name")
+
+    def _add(self, header: BlockHeader, where: str) -> None:
+        if header.first_offset != self.next_offset:
+            raise LogCorruptError(
+                f"{where}: the block begins at offset {header.first_offset}, expected {self.next_offset}"
+            )
         self.positions.append(self.next_position)
         self.headers.append(header)
         self.end_offsets.append(header.end_offset)
         self.next_position += header.total_bytes
+        self.next_offset = header.end_offset
 
     def from_offset(self, offset: int) -> int:
         """Index of the first block with rows at or after `offset`."""
         return bisect.bisect_right(self.end_offsets, offset)
+
+
+class _Walk:
+    """Reads headers one after the other: many with one read where blocks are small, nothing between where not."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._start, self._data = 0, b""
+
+    def bytes_at(self, position: int, length: int) -> bytes:
+        begin = position - self._start
+        if not 0 <= begin <= len(self._data) - length:
+            near = begin < _WALK_BYTES
+            self._start, self._data = position, os.pread(self._descriptor, _WALK_BYTES if near else length, position)
+            begin = 0
+        return self._data[begin : begin + length]
 
 
 def read_directory(path: Path, position: int, header: BlockHeader) -> Directory:

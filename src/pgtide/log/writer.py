@@ -21,7 +21,7 @@ from pgtide.log.files import FILE_MODE, fsync_path, make_directory, remove_lefto
 from pgtide.log.identity import LogIdentity, read_identity
 from pgtide.log.large import adopt, remove_orphans
 from pgtide.log.marker import Marker, MarkerFile
-from pgtide.log.recovery import recover_tail
+from pgtide.log.recovery import check_end_is_there, recover_tail
 from pgtide.log.segment import SegmentHeader, SegmentName
 from pgtide.log.shapes import ShapeStore
 from pgtide.schema import TableShape
@@ -147,6 +147,8 @@ class LogWriter:
     def _begin_epoch(self, *, after: int | None = None) -> None:
         """Takes an epoch: that which follows `after`, this writer's own, or as the successor of another writer."""
         copy_tail = after is None
+        if copy_tail:
+            check_end_is_there(self.path)
         self._marker = MarkerFile.take(self.path / "control", after=after)
         reach(_EPOCH_TAKEN)
         marker = self._marker.marker

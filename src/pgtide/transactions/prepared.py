@@ -22,7 +22,7 @@ from typing import Any
 
 from pgtide.errors import LogError
 from pgtide.failpoints import declare, reach
-from pgtide.log.files import fsync_directory, replace_durably
+from pgtide.log.files import fsync_path, replace_durably
 from pgtide.transactions.pending import Pending
 from pgtide.transactions.spool import NOTE_SUFFIX, Spool, fsync_files
 
@@ -116,7 +116,7 @@ class Forget:
     def run(self) -> None:
         reach(_ENDED)
         self.note.unlink(missing_ok=True)
-        fsync_directory(self.note.parent)
+        fsync_path(self.note.parent)
         reach(_FORGOTTEN)
         for path in self.rows:
             path.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from pgtide.log.block import (
     parse_directory,
     parse_header,
 )
-from pgtide.log.files import FILE_MODE, fsync_directory, make_directory, write_all
+from pgtide.log.files import FILE_MODE, fsync_path, make_directory, write_all
 from pgtide.schema import TableShape
 from pgtide.transactions.pieces import Piece, row_bytes
 
@@ -172,7 +172,7 @@ def fsync_files(paths: Sequence[Path], folder: Path) -> None:
             except OSError as error:
                 # A second fsync would "succeed" on pages that never reached the disk, and the rows are nowhere else.
                 raise TransientError(f"{path} cannot be made durable: {error}; its rows are read again") from error
-    fsync_directory(folder)
+    fsync_path(folder)
 
 
 def _number_of(path: Path) -> int:
