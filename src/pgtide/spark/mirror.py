@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -42,6 +43,9 @@ _BATCH_ROWS = 2_000_000
 _BATCH_BYTES = 1 << 30
 _RETRY_FIRST_S, _RETRY_LAST_S = 1.0, 60.0
 _LOOK_S = 0.1
+# Spark gives the Python process of a streaming source ten seconds to start, which a busy machine may not keep.
+_SLOW_WORKER = "Python worker failed to connect back"
+_QUERY_ATTEMPTS = 5
 
 
 class _Stopped(Exception):
@@ -66,6 +70,7 @@ class Mirror:
         self._stop = threading.Event()
         self._over = threading.Event()
         self._failure: Exception | None = None
+        self._query: StreamingQuery | None = None
         self._batch = threading.Lock()  # a batch, or a retry between batches
         self._pool = ThreadPoolExecutor(_TABLES_AT_ONCE, thread_name_prefix="pgtide-mirror")
 
@@ -73,16 +78,14 @@ class Mirror:
         self._stop = stop
         threading.Thread(target=self._interrupt_jobs, name="pgtide-mirror-stop", daemon=True).start()
         checkpoint = Path(tempfile.mkdtemp(prefix="pgtide-checkpoint-"))
-        query: StreamingQuery | None = None
         try:
             self._begin(stop)
-            query = self._start_query(checkpoint)
-            self._watch(query, stop, until_offset)
+            self._watch(checkpoint, stop, until_offset)
         except _Stopped:
             pass
         finally:
-            if query is not None:
-                query.stop()
+            if self._query is not None:
+                self._query.stop()
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._over.set()
             shutil.rmtree(checkpoint, ignore_errors=True)
@@ -136,17 +139,22 @@ class Mirror:
         self._spark.dataSource.register(MirrorPlanSource)
         options = {"path": str(self._path), "start": str(self._done)}
         plan = self._spark.readStream.format(PLAN_SOURCE).options(**options).load()
-        writer = plan.writeStream.queryName(f"pgtide mirror {checkpoint.name}").foreachBatch(self._on_batch)
+        writer = plan.writeStream.queryName(f"pgtide mirror {uuid.uuid4().hex}").foreachBatch(self._on_batch)
         writer = writer.trigger(processingTime=f"{self._config.mirror.trigger_seconds} seconds")
         return writer.option("checkpointLocation", checkpoint.as_uri()).start()
 
-    def _watch(self, query: StreamingQuery, stop: threading.Event, until_offset: int | None) -> None:
+    def _watch(self, checkpoint: Path, stop: threading.Event, until_offset: int | None) -> None:
+        attempts = 1
+        self._query = self._start_query(checkpoint / str(attempts))
         while not stop.wait(_LOOK_S):
             if self._failure is not None:
                 raise self._failure
-            if not query.isActive:
-                error = query.exception()
-                raise PgtideError(f"The mirror's streaming query ended: {error or 'somebody stopped it'}")
+            if not self._query.isActive:
+                error = str(self._query.exception() or "somebody stopped it")
+                if _SLOW_WORKER not in error or attempts == _QUERY_ATTEMPTS:
+                    raise PgtideError(f"The mirror's streaming query ended: {error}")
+                attempts += 1
+                self._query = self._start_query(checkpoint / str(attempts))
             self._retry_parked()
             if until_offset is not None and self._done >= until_offset:
                 return
