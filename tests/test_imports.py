@@ -23,9 +23,8 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     "snapshot": NOUNS | {"replication", "decode", "log"},
     "capture": NOUNS | {"replication", "decode", "transactions", "log", "snapshot"},
     "sinks": NOUNS,
-    # The bulk load reads Postgres from Spark's workers; sessions are built in one place, pgtide.local.
-    "spark": NOUNS
-    | {"log", "decode", "sinks", "local", "replication.connect", "replication.catalog", "replication.server"},
+    # The first load and verify read Postgres from Spark's workers; sessions are built in one place, pgtide.local.
+    "spark": NOUNS | {"log", "decode", "sinks", "local", "replication"},
     "relay": NOUNS | {"log", "spark"},
     "local": NOUNS,
     "cli": EVERYTHING,

@@ -54,7 +54,7 @@ class Shop:
         if failed:
             raise failed[0]
 
-    def mirror_until_equal(self, *tables: str) -> None:
+    def mirror_until_equal(self, *tables: str, where: str = "true") -> None:
         stop = threading.Event()
         failed: list[BaseException] = []
 
@@ -67,15 +67,19 @@ class Shop:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            wait_for(lambda: failed or self.differences(*tables) == [], limit_s=90, what="the mirror to be equal")
+            wait_for(
+                lambda: failed or self.differences(*tables, where=where) == [],
+                limit_s=90,
+                what="the mirror to be equal",
+            )
         finally:
             stop.set()
             thread.join()
         if failed:
             raise failed[0]
 
-    def differences(self, *tables: str) -> list[str]:
-        """Tables whose rows at the latest point are not those of the source."""
+    def differences(self, *tables: str, where: str = "true") -> list[str]:
+        """Tables whose rows at the latest point are not those of the source, as far as these are to be mirrored."""
         try:
             point = at(self.spark, config=self.config)
         except Exception as error:  # noqa: BLE001 - there may be no point yet, or no table of points
@@ -86,7 +90,7 @@ class Shop:
                 different.append(table)
                 continue
             mirror = sorted(tuple(row) for row in point.table(table).collect())
-            if mirror != sorted(self.database.rows(f"SELECT * FROM {table}")):
+            if mirror != sorted(self.database.rows(f"SELECT * FROM {table} WHERE {where}")):
                 different.append(table)
         return different
 
@@ -124,8 +128,8 @@ def test_rows_there_before_and_changes_made_meanwhile_both_arrive(shop: Shop) ->
 
 
 def test_large_table_is_read_in_ranges_by_executors(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgtide.spark.load._RANGE_BYTES", 5 * 8192)
-    monkeypatch.setattr("pgtide.spark.load._DRIVER_BYTES", 0)
+    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 5 * 8192)
+    monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)
     with shop.capturing():
         shop.mirror_until_equal(*ALL)
     marked = shop.spark.sql(
@@ -136,7 +140,7 @@ def test_large_table_is_read_in_ranges_by_executors(shop: Shop, monkeypatch: pyt
 
 
 def test_load_goes_on_where_it_was_broken_off(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgtide.spark.load._RANGE_BYTES", 2 * 8192)
+    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 2 * 8192)
     with shop.capturing():
         arm("load.range.appended=raise@5")  # later than the other tables have ranges: it hits orders
         try:
@@ -167,3 +171,13 @@ def test_load_asks_for_a_new_snapshot_when_the_old_one_died(shop: Shop) -> None:
     shop.database.execute("DELETE FROM orders WHERE id <= 5", "INSERT INTO customers VALUES (22, 'late')")
     with shop.capturing():
         shop.mirror_until_equal(*ALL)
+
+
+def test_rows_that_the_publication_filters_out_are_not_loaded(shop: Shop) -> None:
+    shop.database.execute("CREATE PUBLICATION mine FOR TABLE orders WHERE (id <= 100 AND customer <> 7)")
+    text = shop.config.file.read_text()
+    mine = '[source]\npublication = "mine"\npublication_mode = "existing"\ntables = ["public.orders"]'
+    shop.config.file.write_text(text.replace("[source]", mine))
+    filtered = Shop(shop.database, shop.spark, load_config(shop.config.file))
+    with filtered.capturing():
+        filtered.mirror_until_equal("public.orders", where="id <= 100 AND customer <> 7")

@@ -20,8 +20,13 @@ class PublishedTable:
     row_filter: str | None
 
 
-def published_tables(connection: Connection, names: Sequence[str]) -> dict[int, PublishedTable]:
-    """What the stream will tell of, by oid.  A row is sent if the filter of one publication lets it through."""
+def published_tables(
+    connection: Connection, names: Sequence[str], oids: Sequence[int] | None = None
+) -> dict[int, PublishedTable]:
+    """What the stream will tell of, by oid; only of these tables, if given.
+
+    A row is sent if the filter of one publication lets it through.
+    """
     version = connection.info.server_version
     query = sql.SQL(_PUBLISHED).format(
         columns=sql.SQL("p.attnames::text[]" if version >= 150000 else "NULL"),
@@ -29,7 +34,9 @@ def published_tables(connection: Connection, names: Sequence[str]) -> dict[int, 
         generated=sql.SQL("false" if version >= 180000 else "a.attgenerated <> ''"),
     )
     with postgres_errors("reading publications"):
-        rows = connection.execute(query, {"names": list(names)}).fetchall()
+        rows = connection.execute(
+            query, {"names": list(names), "oids": None if oids is None else list(oids)}
+        ).fetchall()
     published: dict[int, PublishedTable] = {}
     for oid, namespace, name, columns, row_filter in rows:
         known = published.get(oid)
@@ -50,4 +57,4 @@ SELECT c.oid::int8, n.nspname::text, c.relname::text,
 FROM pg_publication_tables p
 JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
-WHERE p.pubname = ANY(%(names)s)"""
+WHERE p.pubname = ANY(%(names)s) AND (%(oids)s::int8[] IS NULL OR c.oid::int8 = ANY(%(oids)s::int8[]))"""

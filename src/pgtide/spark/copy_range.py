@@ -69,6 +69,17 @@ class CtidRange:
         return f"{self.relation_oid}:{self.first_block}-{end}"
 
 
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """What to read of a table, and as of when."""
+
+    shape: TableShape
+    columns: StructType  # of the rows, as the lake has them
+    snapshot: str
+    server_started: str  # the server that has the snapshot
+    row_filter: str | None = None  # what its publication lets through, as the server prints it
+
+
 @contextmanager
 def reading(connection: Connection, relation_oid: int, snapshot: str) -> Iterator[str]:
     """A read-only transaction under the snapshot with the table locked; gives its quoted name.  Checks at the end."""
@@ -95,20 +106,18 @@ def reading(connection: Connection, relation_oid: int, snapshot: str) -> Iterato
             [relation_oid],
         ).fetchone()
         if same is None or not same[0]:
-            raise Rewritten(f"{name} was truncated or rewritten while it was loaded.", remedy="It is loaded again.")
+            raise Rewritten(f"{name} was truncated or rewritten while it was read.", remedy="It is read again.")
 
 
-def read_range(
-    connection: Connection, shape: TableShape, part: CtidRange, snapshot: str, schema: StructType
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a range with the mirror table's columns.  Complete only if the iterator ends without an error."""
-    with reading(connection, part.relation_oid, snapshot) as name:
-        query = _query(shape, name, part)
+def read_range(connection: Connection, table: SourceTable, part: CtidRange) -> Iterator[pa.RecordBatch]:
+    """The rows of a range with the lake's columns.  Complete only if the iterator ends without an error."""
+    with reading(connection, part.relation_oid, table.snapshot) as name:
+        query = _query(table, name, part)
         with connection.cursor() as cursor, cursor.copy(query) as copy:
             for frames in _frames(copy):
-                rows = decode_copy(shape, frames)
+                rows = decode_copy(table.shape, frames)
                 if rows.num_rows:
-                    yield mapped(shape, rows, schema)
+                    yield mapped(table.shape, rows, table.columns)
 
 
 def mapped(shape: TableShape, rows: pa.RecordBatch, schema: StructType) -> pa.RecordBatch:
@@ -123,11 +132,13 @@ def mapped(shape: TableShape, rows: pa.RecordBatch, schema: StructType) -> pa.Re
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def _query(shape: TableShape, name: str, part: CtidRange) -> sql.Composed:
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in shape.columns)
+def _query(table: SourceTable, name: str, part: CtidRange) -> sql.Composed:
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.shape.columns)
     condition = sql.SQL("ctid >= {}").format(sql.Literal(f"({part.first_block},0)"))
     if part.end_block is not None:
         condition += sql.SQL(" AND ctid < {}").format(sql.Literal(f"({part.end_block},0)"))
+    if table.row_filter is not None:
+        condition += sql.SQL(" AND ({})").format(sql.SQL(table.row_filter))
     return sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT binary)").format(
         columns,
         sql.SQL(name),

@@ -15,27 +15,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-import pyarrow as pa
-from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from pgtide.config import Config
 from pgtide.errors import LogError, TableError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
 from pgtide.lsn import format_lsn
-from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.connect import Connection
+from pgtide.replication.publication import publication_names
+from pgtide.replication.published import published_tables
 from pgtide.replication.server import Server
 from pgtide.sinks import Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
-from pgtide.spark.copy_range import CtidRange, Rewritten, SnapshotGone, SourceReference, read_range, reading
-from pgtide.spark.rows import arrow_schema
+from pgtide.spark.copy_range import CtidRange, Rewritten, SnapshotGone, SourceTable
+from pgtide.spark.source_rows import cut, errors_of_workers, rows_by_executors, rows_here
 from pgtide.spark.targets import layout_for
 
-_RANGE_BYTES = 128 << 20
-_DRIVER_BYTES = 16 << 20
 _ROUNDS_MAX = 5
 _CONFLICTS_MAX = 10
 _POLL_S = 0.05
@@ -159,12 +156,13 @@ class Loader:
         reach(TABLE_BEGUN)
         server = Server(self._config.source.dsn, pair.offer.server_started)
         with server.connect(timeout_s=self._config.source.connect_timeout_seconds) as connection:
-            ranges = self._ranges(connection, table, pair)
-            missing = [part for part in ranges if part.name not in version.loaded_ranges]
+            row_filter = self._row_filter(connection, table)
+            source = SourceTable(table.shape, layout.columns, pair.offer.name, pair.offer.server_started, row_filter)
+            missing = [part for part in cut(connection, source) if part.name not in version.loaded_ranges]
             for group in self._groups(missing):
                 if stop.is_set():
                     return
-                version = self._append(connection, table, layout.columns, version, group, pair, loading)
+                version = self._append(connection, source, version, group, loading)
                 table.version = version
                 reach(RANGE_APPENDED)
         offset = self._applier.reader().position_after(pair.offer.lsn)
@@ -173,27 +171,10 @@ class Loader:
         table.clean_to = offset
         reach(TABLE_CLOSED)
 
-    def _ranges(self, connection: Connection, table: MirrorTable, pair: _Pair) -> list[CtidRange]:
-        """The table, or its leaf partitions, cut into ranges of about one output file; the last one is open."""
-        with postgres_errors(f"reading {table.name}"):
-            found = connection.execute(
-                "SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(%s) WHERE isleaf", [table.shape.relation_oid]
-            ).fetchall()
-        leaves = [row[0] for row in found] or [table.shape.relation_oid]
-        ranges = []
-        for oid in leaves:
-            # The size is read after the snapshot is taken: the other way round rows could lie beyond it.
-            with reading(connection, oid, pair.offer.name):
-                size = connection.execute(
-                    "SELECT pg_catalog.pg_relation_size(%s) / current_setting('block_size')::int8, "
-                    "current_setting('block_size')::int8",
-                    [oid],
-                ).fetchone()
-            assert size is not None
-            step = _RANGE_BYTES // size[1]
-            starts = list(range(0, max(size[0], 1), step))
-            ranges += [CtidRange(oid, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
-        return ranges
+    def _row_filter(self, connection: Connection, table: MirrorTable) -> str | None:
+        oid = table.shape.relation_oid
+        published = published_tables(connection, publication_names(self._config.source), [oid]).get(oid)
+        return published.row_filter if published else None
 
     def _groups(self, ranges: list[CtidRange]) -> list[list[CtidRange]]:
         """Ranges that are read at the same time and committed together: as many as there may be connections."""
@@ -201,52 +182,13 @@ class Loader:
         return [ranges[start : start + count] for start in range(0, len(ranges), count)]
 
     def _append(
-        self, connection: Connection, table: MirrorTable, columns: StructType, version: Version,
-        group: list[CtidRange], pair: _Pair, loading: Mark,
-    ) -> Version:  # fmt: skip
+        self, connection: Connection, source: SourceTable, version: Version, group: list[CtidRange], loading: Mark
+    ) -> Version:
         mark = Mark(loading.log_id, loading.shape, load=loading.load, ranges=tuple(part.name for part in group))
-        rows = self._small(connection, table, columns, group, pair)
-        if rows is None:
-            rows = self._in_executors(table, columns, group, pair)
-        try:
-            return self._sink.append(version, None if isinstance(rows, _Empty) else rows, mark)
-        except PythonException as error:
-            # Spark brings the errors of its workers as text.
-            for known in (SnapshotGone, Rewritten):
-                if known.__name__ in str(error):
-                    raise known(f"{table.name}: the snapshot is gone, or the table was rewritten.") from error
-            raise
-
-    def _small(
-        self, connection: Connection, table: MirrorTable, columns: StructType, group: list[CtidRange], pair: _Pair
-    ) -> DataFrame | _Empty | None:
-        """A table of one range is begun here: if its rows are few, no executor is needed at all."""
-        if len(group) > 1 or group[0].first_block > 0:
-            return None
-        batches: list[pa.RecordBatch] = []
-        length_bytes = 0
-        for batch in read_range(connection, table.shape, group[0], pair.offer.name, columns):
-            batches.append(batch)
-            length_bytes += batch.nbytes
-            if length_bytes > _DRIVER_BYTES:
-                return None
-        if not batches:
-            return _Empty()
-        return self._spark.createDataFrame(pa.Table.from_batches(batches, arrow_schema(columns)), columns)
-
-    def _in_executors(self, table: MirrorTable, columns: StructType, group: list[CtidRange], pair: _Pair) -> DataFrame:
-        timeout_s = self._config.source.connect_timeout_seconds
-        source = SourceReference(str(self._config.file), timeout_s, pair.offer.server_started)
-        shape, snapshot, parts = table.shape, pair.offer.name, tuple(group)
-
-        def read(batches: object) -> object:
-            for numbers in batches:  # type: ignore[attr-defined]
-                for number in numbers.column(0).to_pylist():
-                    with source.open() as own:
-                        yield from read_range(own, shape, parts[number], snapshot, columns)
-
-        return self._spark.range(0, len(parts), 1, len(parts)).mapInArrow(read, columns)  # type: ignore[arg-type]
-
-
-class _Empty:
-    """A range without rows."""
+        here = rows_here(connection, source, group)
+        if here is None:
+            rows: DataFrame | None = rows_by_executors(self._spark, self._config, source, group)
+        else:
+            rows = self._spark.createDataFrame(here, source.columns) if here.num_rows else None
+        with errors_of_workers(source.shape.qualified_name):
+            return self._sink.append(version, rows, mark)
