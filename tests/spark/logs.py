@@ -42,6 +42,7 @@ class Change:
     row: Row = field(default_factory=dict)
     old_key: Row | None = None
     unchanged: tuple[str, ...] = ()
+    old_row: Row | None = None  # as REPLICA IDENTITY FULL sends it
 
 
 def insert(shape: TableShape, **row: Any) -> Change:
@@ -54,6 +55,16 @@ def update(shape: TableShape, old_key: Row | None = None, unchanged: Iterable[st
 
 def delete(shape: TableShape, **key: Any) -> Change:
     return Change(shape, Op.DELETE, key)
+
+
+def full_update(shape: TableShape, old: Row, **row: Any) -> Change:
+    """An update under REPLICA IDENTITY FULL."""
+    return Change(shape, Op.UPDATE, row, old_row=old)
+
+
+def full_delete(shape: TableShape, **row: Any) -> Change:
+    """A delete under REPLICA IDENTITY FULL."""
+    return Change(shape, Op.DELETE, row, old_row=row)
 
 
 def truncate(shape: TableShape) -> Change:
@@ -98,9 +109,11 @@ def committed(changes: Sequence[Change], end_lsn: int) -> Committed:
 
 def stored(shape: TableShape, placed: Sequence[tuple[int, Change]]) -> pa.RecordBatch:
     """Changes of one table as the log stores them."""
-    with_old = any(change.old_key is not None or change.op == Op.DELETE for _, change in placed)
+    full = any(change.old_row is not None for _, change in placed)
+    with_old = full or any(change.old_key is not None or change.op == Op.DELETE for _, change in placed)
     with_unchanged = any(change.unchanged for _, change in placed)
-    schema = storage_schema(shape, unchanged=with_unchanged, old=shape.key_columns if with_old else None)
+    old_columns = shape.columns if full else shape.key_columns
+    schema = storage_schema(shape, unchanged=with_unchanged, old=old_columns if with_old else None)
     rows = []
     for place, change in placed:
         row: Row = {"_op": int(change.op), "_place": place, "_txn": 0}
@@ -109,12 +122,17 @@ def stored(shape: TableShape, placed: Sequence[tuple[int, Change]]) -> pa.Record
             bits = sum(1 << i for i, column in enumerate(shape.columns) if column.name in change.unchanged)
             row["_unchanged"] = bits.to_bytes(shape.unchanged_width_bytes, "little")
         if with_old:
-            has_old = change.old_key is not None or change.op == Op.DELETE
-            row["_old"] = int(OldImage.KEY if has_old else OldImage.NONE)
-            for column in shape.key_columns:
-                row[f"_old.{column.storage_name}"] = (change.old_key or {}).get(column.name)
+            row["_old"] = int(_old_image(change))
+            old = change.old_row if change.old_row is not None and change.op == Op.UPDATE else change.old_key or {}
+            row |= {f"_old.{column.storage_name}": old.get(column.name) for column in old_columns}
         rows.append(row)
     return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _old_image(change: Change) -> OldImage:
+    if change.old_row is not None:
+        return OldImage.FULL
+    return OldImage.KEY if change.old_key is not None or change.op == Op.DELETE else OldImage.NONE
 
 
 def offset_rows(shape: TableShape, changes: Sequence[Change]) -> pa.RecordBatch:

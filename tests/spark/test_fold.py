@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
 from pgtide.spark.fold import Folded, fold
 from tests.spark.logs import TEXT, Change, Row, delete, insert, model, offset_rows, table_shape, truncate, update
@@ -93,11 +91,9 @@ def test_rows_of_an_earlier_shape_have_nulls_in_new_columns() -> None:
     assert result.rows.column("c7").to_pylist() == [None, None, "new"]
 
 
-def test_update_of_a_table_without_key_is_refused() -> None:
+def test_equal_rows_of_a_table_without_key_all_stay() -> None:
     keyless = table_shape(key=())
     assert folded(insert(keyless, id=1), insert(keyless, id=1), shape=keyless).rows.num_rows == 2
-    with pytest.raises(TableError, match="has no key"):
-        folded(update(keyless, id=1), shape=keyless)
 
 
 @st.composite

@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, remove
 from pgtide.schema import Column, TableShape
 from pgtide.spark import register
+from pgtide.spark.rows import frame_of
 from pgtide.types import PgType
 from tests.spark.logs import BEGINNING, INT8, WrittenLog, delete, insert, table_shape, truncate, update
 
@@ -329,3 +332,9 @@ def test_retention_waits_for_a_named_query(spark: SparkSession, short_segments: 
     assert (removal.end_offset, removal.losers) == (0, ())  # the query may begin its first batch again
     collected.drain()
     assert plan_removal(log.path, retention_s=0, max_bytes=0).end_offset == 3
+
+
+def test_an_empty_chunk_in_the_middle_loses_no_rows(spark: SparkSession) -> None:
+    schema = StructType([StructField("number", LongType())])
+    chunks = [pa.table({"number": pa.array(numbers, pa.int64())}) for numbers in ([1, 2], [], [3])]
+    assert sorted(row["number"] for row in frame_of(spark, pa.concat_tables(chunks), schema).collect()) == [1, 2, 3]

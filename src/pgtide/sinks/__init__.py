@@ -80,6 +80,9 @@ class Sink(Protocol):
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
         """Writes and deletes rows by key."""
 
+    def recount(self, version: Version, rows: DataFrame, mark: Mark) -> Version:
+        """Makes rows of a table without key come and go: the table's columns and `multiset.SIGN`."""
+
     def replace(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         """Makes the table consist of these rows alone; of none, when there are none."""
 

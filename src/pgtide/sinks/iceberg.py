@@ -24,6 +24,7 @@ from pgtide.failpoints import declare, reach
 from pgtide.sinks import Changes, Conflict, Mark, Version
 from pgtide.sinks.iceberg_table import IcebergTable, is_conflict, quoted
 from pgtide.sinks.merge import merge_statement
+from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
 _FORWARD_ATTEMPTS = 5
@@ -76,12 +77,21 @@ class IcebergSink:
             IcebergTable(self._spark, version.target).set_properties(properties)
 
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
+        return self._merge(version, changes.rows, mark, lambda target, view: merge_statement(target, view, changes))
+
+    def recount(self, version: Version, rows: DataFrame, mark: Mark) -> Version:
+        columns = columns_of(rows)
+        return self._merge(
+            version, net_rows(rows), mark, lambda target, view: multiset_statement(target, view, columns)
+        )
+
+    def _merge(self, version: Version, rows: DataFrame, mark: Mark, statement: Callable[[str, str], str]) -> Version:
         def merge(table: IcebergTable, branch: str) -> None:
             view = f"pgtide_changes_{secrets.token_hex(8)}"
-            changes.rows.createOrReplaceTempView(view)
+            rows.createOrReplaceTempView(view)
             try:
-                statement = merge_statement(_branch_of(version.target, branch), view, changes)
-                table.with_summary(_summary(mark), lambda: _discard(self._spark.sql(statement)))
+                text = statement(_branch_of(version.target, branch), view)
+                table.with_summary(_summary(mark), lambda: _discard(self._spark.sql(text)))
             finally:
                 self._spark.catalog.dropTempView(view)
 

@@ -13,16 +13,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pgtide.errors import TableError
-from pgtide.log.reader import LogReader, Slice
+from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.schema import TableShape
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
+from pgtide.sinks.multiset import net_rows, rows_that_come
+from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go, last_truncate
 from pgtide.spark.fold import fold
 from pgtide.spark.folded_rows import folded_schema, lake_rows
-from pgtide.spark.rows import DEFAULT_POLICY
+from pgtide.spark.rows import DEFAULT_POLICY, frame_of
 from pgtide.spark.targets import Layout, layout_for
 from pgtide.spark.wide_fold import WideFold
 
@@ -123,17 +126,20 @@ class Applier:
         if recorded.shape != table.shape.fingerprint:
             self._sink.evolve(version, layout.columns, layout.properties)
             version = replace(version, properties=version.properties | layout.properties)
-        rows, length_bytes = sum(piece.entry.rows for piece in slices), sum(piece.nbytes for piece in slices)
-        small = rows <= DRIVER_ROWS and length_bytes <= DRIVER_BYTES
+        count, length_bytes = sum(piece.entry.rows for piece in slices), sum(piece.nbytes for piece in slices)
+        small = count <= DRIVER_ROWS and length_bytes <= DRIVER_BYTES
         batch = self._fold_here(table.shape, layout, slices) if small else self._fold_wide(table.shape, layout, slices)
         mark = Mark(self.log_id, table.shape.fingerprint, to, recorded.changes + batch.changes)
         if batch.changes == 0:
             return version
         if batch.truncated:
-            return self._sink.replace(version, batch.rows, mark)
-        if not table.shape.key_columns:
+            rows = rows_that_come(net_rows(batch.rows)) if batch.counted and batch.rows is not None else batch.rows
+            return self._sink.replace(version, rows, mark)
+        if not batch.counted and not table.shape.key_columns:
             return self._sink.append(version, batch.rows, mark)
         assert batch.rows is not None
+        if batch.counted:
+            return self._sink.recount(version, batch.rows, mark)
         key = tuple(column.name for column in table.shape.key_columns)
         return self._sink.upsert(version, Changes(batch.rows, key, batch.kept), mark)
 
@@ -142,17 +148,30 @@ class Applier:
         pieces = [piece for piece in pieces if piece.rows.num_rows]
         if not pieces:
             return Batch(None, 0)
+        if not shape.key_columns and any(has_rows_that_go(piece) for piece in pieces):
+            return self._count_here(shape, layout, pieces)
         folded = fold(shape, ((piece.shape, piece.rows) for piece in pieces))
         bare = folded.truncated or not shape.key_columns
         kept = () if bare else tuple(folded.kept)
         schema = folded_schema(shape, layout.columns, kept, bare=bare)
         rows = lake_rows(folded, schema, DEFAULT_POLICY)
-        frame = self._spark.createDataFrame(rows, schema) if rows.num_rows or not bare else None
+        frame = frame_of(self._spark, rows, schema) if rows.num_rows or not bare else None
         return Batch(frame, folded.changes, folded.truncated, kept_names(shape, kept))
+
+    def _count_here(self, shape: TableShape, layout: Layout, pieces: list[LogRows]) -> Batch:
+        truncated_at = last_truncate(pieces)
+        rows = pa.concat_tables(
+            [counted_rows(shape, piece, layout.columns, DEFAULT_POLICY, truncated_at) for piece in pieces]
+        )
+        frame = frame_of(self._spark, rows, counted_schema(layout.columns)) if rows.num_rows else None
+        changes = sum(piece.rows.num_rows for piece in pieces)
+        return Batch(frame, changes, truncated_at is not None, counted=True)
 
     def _fold_wide(self, shape: TableShape, layout: Layout, slices: list[Slice]) -> Batch:
         wide = WideFold(self._spark, self._path, shape, layout.columns, slices)
         survey = wide.survey()
+        if not shape.key_columns and survey.goes:
+            return Batch(wide.counted(survey), survey.changes, survey.truncated_at is not None, counted=True)
         kept = wide.kept(survey)
         return Batch(wide.rows(survey), survey.changes, survey.truncated_at is not None, kept_names(shape, kept))
 
@@ -163,6 +182,7 @@ class Batch:
     changes: int
     truncated: bool = False
     kept: tuple[str, ...] = ()
+    counted: bool = False  # rows that come and go, of a table without key
 
 
 def kept_names(shape: TableShape, kept: Iterable[str]) -> tuple[str, ...]:

@@ -73,8 +73,8 @@ def fold_together(shape: TableShape, table: pa.Table) -> Folded:
     if len(rows) < table.num_rows:
         table, ops = table.take(rows), ops[rows]
     if not shape.key_columns:
-        added = _only_inserts(shape, table, ops)
-        return Folded(shape, added, np.zeros(len(ops), np.bool_), {}, None, bool(len(truncates)), changes)
+        assert not np.isin(ops, (Op.UPDATE, Op.DELETE)).any(), "rows that go have to be counted"
+        return Folded(shape, _added(table), np.zeros(len(ops), np.bool_), {}, None, bool(len(truncates)), changes)
     check_keys(shape, table)
     events = _events(shape, table, ops)
     last = _last_per_key(events.key)
@@ -130,13 +130,8 @@ def together(shape: TableShape, pieces: Iterable[tuple[TableShape, pa.RecordBatc
     return table
 
 
-def _only_inserts(shape: TableShape, table: pa.Table, ops: npt.NDArray[np.int64]) -> pa.Table:
-    """Rows of a table without key: they can be added, and not found again."""
-    if np.isin(ops, (Op.UPDATE, Op.DELETE)).any():
-        raise TableError(
-            f"{shape.qualified_name} has no key, and a row of it was updated or deleted.",
-            remedy=f"Give it a key: ALTER TABLE {shape.qualified_name} ADD PRIMARY KEY (…), drop its mirror table.",
-        )
+def _added(table: pa.Table) -> pa.Table:
+    """Rows of a table without key, where none goes (see `counted` for those that do)."""
     return table.select([name for name in table.column_names if name.startswith(("c", "_text."))])
 
 

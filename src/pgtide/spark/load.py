@@ -30,6 +30,7 @@ from pgtide.sinks import Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.copy_range import CtidRange, Rewritten, SnapshotGone, SourceTable
+from pgtide.spark.rows import frame_of
 from pgtide.spark.source_rows import cut, errors_of_workers, rows_by_executors, rows_here
 from pgtide.spark.targets import layout_for
 
@@ -189,6 +190,6 @@ class Loader:
         if here is None:
             rows: DataFrame | None = rows_by_executors(self._spark, self._config, source, group)
         else:
-            rows = self._spark.createDataFrame(here, source.columns) if here.num_rows else None
+            rows = frame_of(self._spark, here, source.columns) if here.num_rows else None
         with errors_of_workers(source.shape.qualified_name):
             return self._sink.append(version, rows, mark)

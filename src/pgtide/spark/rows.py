@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -150,6 +151,12 @@ def _images(shape: TableShape, found: LogRows, policy: TypePolicy, prefix: str) 
         else:
             images.append(lake_column(column, then, found.rows, policy, prefix))
     return images
+
+
+def frame_of(spark: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
+    """Rows from the driver's memory as a DataFrame, in one batch: Spark 4.1 stops reading at an empty one, so that an
+    empty chunk in the middle would lose all rows behind it."""
+    return spark.createDataFrame(rows.combine_chunks(), schema)
 
 
 def change_types(rows: pa.RecordBatch) -> pa.Array:

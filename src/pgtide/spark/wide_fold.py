@@ -20,6 +20,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, St
 from pgtide.change import Op
 from pgtide.log.reader import Slice
 from pgtide.schema import TableShape
+from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go
 from pgtide.spark.fold import check_keys, fold_together, moved_rows, together
 from pgtide.spark.folded_rows import folded_schema, lake_rows
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column, spark_type
@@ -34,6 +35,7 @@ _SURVEY = StructType(
         StructField("truncated_at", LongType()),
         StructField("crossing", BooleanType()),
         StructField("unchanged", StringType()),
+        StructField("goes", BooleanType()),
     ]
 )
 
@@ -48,6 +50,7 @@ class Survey:
     truncated_at: int | None  # offset of the last TRUNCATE
     crossing: bool
     unchanged: frozenset[str]  # storage names of columns that some row left unchanged
+    goes: bool  # some row was updated or deleted
 
 
 class WideFold:
@@ -75,6 +78,7 @@ class WideFold:
             max(truncates, default=None),
             any(found["crossing"].to_pylist()),
             frozenset(names),
+            any(found["goes"].to_pylist()),
         )
 
     def kept(self, survey: Survey) -> tuple[str, ...]:
@@ -108,6 +112,19 @@ class WideFold:
 
         return events.mapInArrow(fold_partition, final_schema)
 
+    def counted(self, survey: Survey) -> DataFrame:
+        """The rows of a table without key, as they come and go."""
+        path, shape, runs, columns = self._path, self._shape, self._runs, self._columns
+        after = survey.truncated_at
+
+        def count(batches: Batches) -> Batches:
+            for number in _numbers(batches):
+                for piece in runs[number]:
+                    found = worker_reader(path).read(piece)
+                    yield from counted_rows(shape, found, columns, DEFAULT_POLICY, after).to_batches()
+
+        return self._each_run(count, counted_schema(columns))
+
     def _each_run(self, function: Callable[[Batches], Batches], schema: StructType) -> DataFrame:
         """Runs `function` once per run of slices; it gets the run's number."""
         return self._spark.range(0, len(self._runs), 1, len(self._runs)).mapInArrow(function, schema)
@@ -120,12 +137,13 @@ def _numbers(batches: Batches) -> Iterator[int]:
 
 def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...]) -> pa.RecordBatch:
     reader = worker_reader(path)
-    changes, truncated_at, crossing = 0, None, False
+    changes, truncated_at, crossing, goes = 0, None, False, False
     unchanged: set[str] = set()
     keys = [column.storage_name for column in shape.key_columns]
     for piece in run:
         found = reader.read(piece)
         changes += found.rows.num_rows
+        goes |= has_rows_that_go(found)
         ops = found.rows.column("_op").to_numpy().astype(np.int64)
         truncates = np.flatnonzero(ops == Op.TRUNCATE)
         if len(truncates):
@@ -136,7 +154,7 @@ def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...]) -> pa.Reco
         if flags and keys:
             moved = moved_rows(table, ops, keys)
             crossing |= any(bool((moved & table.column(name).to_numpy()).any()) for name in flags)
-    values = ([changes], [truncated_at], [crossing], [" ".join(sorted(unchanged))])
+    values = ([changes], [truncated_at], [crossing], [" ".join(sorted(unchanged))], [goes])
     wanted = arrow_schema(_SURVEY)
     return pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, wanted, strict=True)], schema=wanted)
 

@@ -1,0 +1,105 @@
+"""Tables without a key: rows that come and go are counted, and exactly so many equal rows of the target go.
+
+Equal means: every column the same, null like null, floats by what they print (NaN is NaN, and -0.0 is not 0.0), nested
+values as JSON.  Equal rows of the target are told apart by `_row_id`, which Iceberg's format v3 gives every row.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructType,
+    VariantType,
+)
+
+from pgtide.sinks.iceberg_table import quoted
+from pgtide.sinks.merge import PREFIX
+
+SIGN = PREFIX + "sign"  # 1: the row comes, -1: it goes
+LOST_ROW = "pgtide: a row that was deleted is not in the mirror"
+
+_COUNT = PREFIX + "count"
+_ROW = PREFIX + "row"
+_GROUP = PREFIX + "group"
+_SAME = PREFIX + "same"
+
+
+def net_rows(rows: DataFrame) -> DataFrame:
+    """Distinct rows, and how many of each come (or go, when negative); none that cancel each other out."""
+    columns = columns_of(rows)
+    same = [
+        expr(_identity(field.dataType, quoted(field.name))).alias(f"{_SAME}{place}")
+        for place, field in enumerate(columns)
+    ]
+    kept = [expr(f"first({quoted(field.name)})").alias(field.name) for field in columns]
+    count = expr(f"CAST(sum({quoted(SIGN)}) AS INT)").alias(_COUNT)
+    return (
+        rows.groupBy(*same)
+        .agg(*kept, count)
+        .select(*map(quoted, columns.names), quoted(_COUNT))
+        .where(f"{quoted(_COUNT)} <> 0")
+    )
+
+
+def rows_that_come(net: DataFrame) -> DataFrame:
+    """Of net rows those that come, each as often as it does."""
+    names = [quoted(name) for name in net.columns if name != _COUNT]
+    each = net.where(f"{quoted(_COUNT)} > 0").withColumn(_ROW, expr(f"explode(sequence(1, {quoted(_COUNT)}))"))
+    return each.select(*names)
+
+
+def columns_of(rows: DataFrame) -> StructType:
+    """The table's own columns."""
+    return StructType([field for field in rows.schema if field.name not in (SIGN, _COUNT)])
+
+
+def multiset_statement(target: str, net: str, columns: StructType) -> str:
+    """The MERGE that makes the net rows come and go.  A row to go that the target does not have is an error."""
+    names = [quoted(field.name) for field in columns]
+    nothing = ", ".join(f"CAST(NULL AS {field.dataType.simpleString()}) AS {quoted(field.name)}" for field in columns)
+    return (
+        f"MERGE INTO {target} t USING ("
+        f"SELECT {quoted(_ROW)}, {nothing} FROM ({_rows_that_go(target, net, columns)}) "
+        f"UNION ALL SELECT CAST(NULL AS BIGINT), {', '.join(names)} FROM "
+        f"(SELECT *, explode(sequence(1, {quoted(_COUNT)})) FROM {net} WHERE {quoted(_COUNT)} > 0)"
+        f") s ON t._row_id = s.{quoted(_ROW)} "
+        f"WHEN MATCHED THEN DELETE "
+        f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({', '.join(f's.{name}' for name in names)})"
+    )
+
+
+def _rows_that_go(target: str, net: str, columns: StructType) -> str:
+    """A query: the `_row_id` of as many equal rows as go; it fails where there are fewer."""
+    going = f"SELECT *, monotonically_increasing_id() AS {quoted(_GROUP)} FROM {net} WHERE {quoted(_COUNT)} < 0"
+    same = " AND ".join(
+        f"{_identity(field.dataType, f't.{quoted(field.name)}')} <=> "
+        f"{_identity(field.dataType, f'g.{quoted(field.name)}')}"
+        for field in columns
+    )
+    numbered = (
+        f"SELECT t._row_id AS {quoted(_ROW)}, -g.{quoted(_COUNT)} AS wanted, "
+        f"row_number() OVER (PARTITION BY g.{quoted(_GROUP)} ORDER BY t._row_id) AS number, "
+        f"count(t._row_id) OVER (PARTITION BY g.{quoted(_GROUP)}) AS there "
+        f"FROM ({going}) g LEFT JOIN {target} t ON {same}"
+    )
+    checked = f"CASE WHEN there < wanted THEN raise_error('{LOST_ROW}') ELSE {quoted(_ROW)} END"
+    return f"SELECT {checked} AS {quoted(_ROW)} FROM ({numbered}) WHERE number <= wanted"
+
+
+def _identity(kind: DataType, name: str) -> str:
+    """What two values have in common if and only if they are the same."""
+    if isinstance(kind, FloatType | DoubleType):
+        return f"CAST({name} AS STRING)"
+    if isinstance(kind, VariantType):
+        return f"to_json({name})"
+    if isinstance(kind, ArrayType | StructType):
+        return f"to_json(named_struct('v', {name}))"
+    if isinstance(kind, MapType):
+        return f"to_json(named_struct('v', array_sort(map_entries({name}))))"
+    return name
