@@ -23,6 +23,7 @@ class RelationMessage:
     name: str
     replica_identity: str
     columns: tuple[RelationColumn, ...]
+    in_progress: bool = False
 
 
 def create_slot(database: Database, slot: str) -> None:

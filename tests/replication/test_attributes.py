@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgtide.replication.attributes import Attribute, attribute_numbers
+from pgtide.replication.attributes import Attribute, KnownShapes, attribute_numbers, numbered
+from pgtide.schema import Column, TableShape
+from pgtide.types import PgType
 
 INT, TEXT = 23, 25
 
@@ -91,3 +93,93 @@ def test_a_number_is_right_or_refused_whatever_was_altered(steps: list[tuple[str
     found = attribute_numbers([Told(column.name) for column in message], attributes)
     for position, (number, column) in enumerate(zip(found, message, strict=True)):
         assert number in (column.attnum, -(position + 1))
+
+
+@dataclass(frozen=True)
+class Message:
+    columns: list[Told]
+    in_progress: bool = False
+    relation_oid: int = 7
+    namespace: str = "public"
+    name: str = "t"
+    replica_identity: str = "d"
+
+
+def shape(columns: list[Told], attnums: list[int]) -> TableShape:
+    numbered_columns = [
+        Column(attnum, column.name, PgType(column.type_oid, "any"))
+        for column, attnum in zip(columns, attnums, strict=True)
+    ]
+    return TableShape(7, "public", "t", "d", tuple(numbered_columns))
+
+
+def told(*columns: str, type_oid: int = INT) -> list[Told]:
+    return [Told(name, type_oid) for name in columns]
+
+
+def test_a_shape_that_was_known_keeps_its_numbers_when_the_catalog_has_moved_on() -> None:
+    known = KnownShapes()
+    known.remember(shape(told("a", "b", "c"), [1, 2, 4]))
+    now = [live(1, "a"), live(2, "x", TEXT), dropped(3), dropped(4), live(5, "b", TEXT), live(6, "c")]
+    assert numbered(Message(told("a", "b", "c")), now, known, None) == [1, 2, 4]
+
+
+def test_a_column_that_took_the_name_of_a_dropped_one_is_a_new_one() -> None:
+    before = shape(told("a", "b", "c"), [1, 2, 3])
+    now = [live(1, "a"), dropped(2), live(3, "c"), live(4, "b", TEXT), live(5, "d")]
+    message = Message([*told("a", "c"), Told("b", INT)])
+    assert numbered(message, now, KnownShapes(), before) == [1, 3, 4]
+
+
+def test_what_a_transaction_in_progress_has_altered_is_not_guessed() -> None:
+    before, now = shape(told("a", "b"), [1, 2]), [live(1, "a"), live(2, "b")]
+    for altered, numbers in (
+        (told("a", "b", "new"), [1, 2, -3]),
+        (told("a", "renamed"), [1, -2]),
+        ([Told("a"), Told("b", TEXT)], [1, -2]),
+        (told("a"), [1]),
+        (told("b"), [2]),
+    ):
+        assert numbered(Message(altered, in_progress=True), now, KnownShapes(), before) == numbers
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "drop", "rename", "retype"]), st.integers(0, 9), st.booleans()), max_size=14
+)
+
+
+@given(steps=STEPS, ahead=st.lists(st.integers(0, 14), min_size=15, max_size=15), known_at_start=st.booleans())
+def test_numbers_along_a_stream_are_right_or_refused_however_far_the_catalog_is_ahead(
+    steps: list[tuple[str, int, bool]], ahead: list[int], known_at_start: bool
+) -> None:
+    """A message after some of the alterations, each read with the catalog of that moment or of any later one."""
+    states = [[live(1, "c1"), live(2, "c2")]]
+    for number, (step, place, _) in enumerate(steps):
+        state = list(states[-1])
+        present = [at for at, attribute in enumerate(state) if not attribute.dropped]
+        if step == "add" or not present:
+            state.append(live(len(state) + 1, f"n{number}"))
+        else:
+            at = present[place % len(present)]
+            attnum, name, type_oid = state[at].attnum, state[at].name, state[at].type_oid
+            state[at] = {
+                "drop": dropped(attnum),
+                "rename": live(attnum, f"n{number}", type_oid),
+                "retype": live(attnum, name, TEXT if type_oid == INT else INT),
+            }[step]
+        states.append(state)
+    known, before = KnownShapes(), None
+    if known_at_start:
+        known.remember(shape(told("c1", "c2"), [1, 2]))
+    seen_at = 0
+    for number, state in enumerate(states):
+        if number and not steps[number - 1][2]:
+            continue
+        seen_at = max(seen_at, min(number + ahead[number], len(states) - 1))  # time does not go back
+        columns = [attribute for attribute in state if not attribute.dropped]
+        message = Message([Told(column.name, column.type_oid) for column in columns])
+        found = numbered(message, states[max(seen_at, number)], known, before)
+        for position, (attnum, column) in enumerate(zip(found, columns, strict=True)):
+            assert attnum in (column.attnum, -(position + 1))
+        before = shape(message.columns, found)
+        known.remember(before)

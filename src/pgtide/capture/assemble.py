@@ -81,6 +81,9 @@ class Assembler:
         for table in part.tables:
             if table.shape == MESSAGES:
                 self._with_messages.add(xid)
+            elif any(column.attnum < 0 for column in table.shape.columns):
+                # The catalog shows what a transaction in progress has altered to nobody else; after the commit it does.
+                raise SendWholeError(f"transaction {xid} has altered {table.shape.qualified_name}")
             changes = table.rows["_change"].to_numpy()
             subxids[changes - part.first_change] = table.rows["_subxid"].to_numpy()
             rows = with_places(table.rows, changes + shift, np.zeros(len(changes), np.int64))

@@ -25,6 +25,7 @@ from pgtide.decode import Decoder, Frames
 from pgtide.errors import DecodeError, SendWholeError, TransientError
 from pgtide.failpoints import declare, reach
 from pgtide.metrics import serve
+from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.preflight import SourceFacts, check_source
 from pgtide.replication.stream import ReplicationStream
 from pgtide.transactions.buffer import TransactionBuffer
@@ -60,6 +61,7 @@ class Capture:
         self._stream: ReplicationStream | None = None
         self._appender: Appender | None = None
         self._next_control = 0.0
+        self._known_shapes = KnownShapes()
         self._binary = True
         self._streaming = True
         self.streaming = threading.Event()
@@ -112,7 +114,7 @@ class Capture:
 
     def _connected(self, facts: SourceFacts, stop: threading.Event) -> None:
         """From connecting to the loss of the connection, or to `stop`."""
-        sides = open_sides(self._config, facts, stop)
+        sides = open_sides(self._config, facts, stop, self._known_shapes)
         try:
             if self._appender is None or self._appender.failure is not None:
                 self._open_appender(facts, sides, stop)

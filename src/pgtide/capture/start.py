@@ -23,6 +23,7 @@ from pgtide.log.files import make_directory, replace_durably
 from pgtide.log.identity import FILE_NAME, LogIdentity, create_identity, read_identity
 from pgtide.log.writer import LogWriter
 from pgtide.lsn import format_lsn
+from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection, connect, postgres_errors
 from pgtide.replication.preflight import SourceFacts
@@ -65,7 +66,7 @@ class Sides:
                 connection.close()
 
 
-def open_sides(config: Config, facts: SourceFacts, stop: threading.Event) -> Sides:
+def open_sides(config: Config, facts: SourceFacts, stop: threading.Event, known_shapes: KnownShapes) -> Sides:
     """Connects, makes sure that this is the only capture of the slot, and brings the publication up to date."""
     timeout_s = config.source.connect_timeout_seconds
     with contextlib.ExitStack() as opened:
@@ -76,7 +77,7 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event) -> Sid
         _lock(side, config.source.slot, timeout_s, stop)
         publications = ensure_publication(side, config.source, facts.tables)
         opened.pop_all()
-    return Sides(server, side, replication, Catalog(side), publications)
+    return Sides(server, side, replication, Catalog(side, known_shapes), publications)
 
 
 def open_log(
@@ -89,6 +90,8 @@ def open_log(
         kept = _begin_log(config, facts, sides, stop)
     _check_belongs(read_identity(path), facts, config.source.slot, path)
     writer = LogWriter(path)
+    for shape in writer.recorded_shapes():
+        sides.catalog.known.remember(shape)
     for shape in sides.catalog.shapes([table.oid for table in facts.tables], sides.publications).values():
         writer.record_shape(shape)
     return writer, kept

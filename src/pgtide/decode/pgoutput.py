@@ -79,7 +79,7 @@ class Decoder:
         versions: dict[int, list[tuple[int, Relation]]] = {}
         for index in np.flatnonzero(messages.kind == _RELATION).tolist():
             raw = bytes(messages.views.buffer[int(messages.body[index]) : int(messages.end[index])])
-            message = parse_relation(raw)
+            message = parse_relation(raw, in_progress=bool(messages.subxid[index]))
             shape = self._shape_of(message)
             known = self._relations.get(message.relation_oid)
             if known is not None and known.message == message and known.shape == shape:

@@ -8,7 +8,7 @@ a message into a `TableShape`, which may leave columns out.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -33,9 +33,10 @@ class RelationMessage:
     name: str
     replica_identity: str
     columns: tuple[RelationColumn, ...]
+    in_progress: bool = field(default=False, compare=False)  # its transaction is: the catalog may not show it yet
 
 
-def parse_relation(message: bytes) -> RelationMessage:
+def parse_relation(message: bytes, *, in_progress: bool = False) -> RelationMessage:
     """From the relation's oid on (without the kind, and the xid in a stream block)."""
     try:
         (oid,) = struct.unpack_from(">I", message)
@@ -50,7 +51,8 @@ def parse_relation(message: bytes) -> RelationMessage:
         if at != len(rest):
             raise ValueError("it has bytes left over")
         # An empty namespace stands for pg_catalog.
-        return RelationMessage(oid, namespace.decode() or "pg_catalog", name.decode(), chr(identity), tuple(columns))
+        schema = namespace.decode() or "pg_catalog"
+        return RelationMessage(oid, schema, name.decode(), chr(identity), tuple(columns), in_progress)
     except (struct.error, ValueError, IndexError) as error:
         raise DecodeError(f"a relation message cannot be read: {error}") from error
 

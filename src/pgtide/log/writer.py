@@ -109,6 +109,10 @@ class LogWriter:
         reach(_LARGE_WRITTEN)
         self._marker.record(self._marker_after(block.header), durably=False)
 
+    def recorded_shapes(self) -> list[TableShape]:
+        """Every shape that the log has, oldest first."""
+        return self._shapes.seen()
+
     def record_shape(self, shape: TableShape) -> None:
         """Makes a table's shape known to readers before it has any change."""
         self._shapes.save(shape, self.end_offset)

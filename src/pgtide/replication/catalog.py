@@ -16,7 +16,13 @@ from psycopg.rows import kwargs_row
 
 from pgtide.config import matches
 from pgtide.errors import PgtideError
-from pgtide.replication.attributes import Attribute, RelationColumn, RelationMessage, attribute_numbers
+from pgtide.replication.attributes import (
+    Attribute,
+    KnownShapes,
+    RelationColumn,
+    RelationMessage,
+    numbered,
+)
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.published import PublishedTable, published_tables
 from pgtide.replication.type_catalog import TypeCatalog
@@ -73,7 +79,9 @@ class Catalog:
     """Answers from the catalog as it is now, over one ordinary connection."""
 
     connection: Connection
+    known: KnownShapes = field(default_factory=KnownShapes)
     _types: TypeCatalog = field(init=False)
+    _streamed: dict[int, TableShape] = field(default_factory=dict, init=False)  # by the last message of each relation
 
     def __post_init__(self) -> None:
         self._types = TypeCatalog(self.connection)
@@ -112,16 +120,23 @@ class Catalog:
         published = published_tables(self.connection, publications) if publications else {}
         messages = {oid: _as_message(oid, relation, published.get(oid)) for oid, relation in relations.items()}
         self._types.load(column.type_oid for message in messages.values() for column in message.columns)
-        return {oid: self._shape(message, relations[oid]) for oid, message in messages.items()}
+        shapes = {oid: self._shape(message, relations[oid]) for oid, message in messages.items()}
+        for shape in shapes.values():
+            self.known.remember(shape)
+        return shapes
 
     def shape_for(self, message: RelationMessage) -> TableShape:
         """The shape that a relation message describes; where the catalog disagrees, the message counts."""
         relation = self._relations([message.relation_oid]).get(message.relation_oid)
         self._types.load(column.type_oid for column in message.columns)
-        return self._shape(message, relation or _GONE)
+        shape = self._shape(message, relation or _GONE)
+        self.known.remember(shape)
+        self._streamed[message.relation_oid] = shape
+        return shape
 
     def _shape(self, message: RelationMessage, relation: _Relation) -> TableShape:
-        attnums = attribute_numbers(message.columns, relation.attributes)
+        before = self._streamed.get(message.relation_oid)
+        attnums = numbered(message, relation.attributes, self.known, before)
         known = {attribute.attnum: attribute for attribute in relation.attributes}
         full = message.replica_identity == "f"
         # REPLICA IDENTITY FULL marks every column as key; then the primary key is what finds a row again.
@@ -171,6 +186,7 @@ class _Message:
     name: str
     replica_identity: str
     columns: Sequence[RelationColumn]
+    in_progress: bool = False
 
 
 def _as_message(oid: int, relation: _Relation, published: PublishedTable | None) -> _Message:
