@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
-from pgtide import local
 from pgtide.config import Source
 from pgtide.errors import PgtideError
+from pgtide.local import VERSIONS, LocalPostgres
 from pgtide.replication.catalog import Catalog, TableInfo
 from pgtide.replication.connect import connect
 from pgtide.replication.publication import ensure_publication
@@ -183,25 +183,24 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("version", [16, 18])
-def test_the_catalogs_shape_is_the_streams_shape(version: int) -> None:
-    with local.postgres(version) as server:
-        for table in SHAPES:
-            database = create_database(server)
-            database.execute(*f"CREATE TABLE {table}".split(";"))
-            with connect(database.dsn, timeout_s=10) as connection:
-                catalog = Catalog(connection)
-                publications = ensure_publication(connection, Source(dsn=""), catalog.tables(["public.*"]))
-                create_slot(database, database.name)
-                database.execute("INSERT INTO t (a, b, c) VALUES (1, 1, NULL)")
-                messages = relation_messages(database, database.name, publications)
-                (message,) = [message for message in messages if message.name == "t"]
-                expected = catalog.shape_for(message)
-                found = catalog.shape(message.relation_oid, publications)
-                assert found == expected, table
-                assert found.fingerprint == expected.fingerprint
-                assert {"a", "b", "c"} <= {column.name for column in found.columns}
-            drop_database(database)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_catalogs_shape_is_the_streams_shape(version: int, server_of: Callable[[int], LocalPostgres]) -> None:
+    for table in SHAPES:
+        database = create_database(server_of(version))
+        database.execute(*f"CREATE TABLE {table}".split(";"))
+        with connect(database.dsn, timeout_s=10) as connection:
+            catalog = Catalog(connection)
+            publications = ensure_publication(connection, Source(dsn=""), catalog.tables(["public.*"]))
+            create_slot(database, database.name)
+            database.execute("INSERT INTO t (a, b, c) VALUES (1, 1, NULL)")
+            messages = relation_messages(database, database.name, publications)
+            (message,) = [message for message in messages if message.name == "t"]
+            expected = catalog.shape_for(message)
+            found = catalog.shape(message.relation_oid, publications)
+            assert found == expected, table
+            assert found.fingerprint == expected.fingerprint
+            assert {"a", "b", "c"} <= {column.name for column in found.columns}
+        drop_database(database)
 
 
 def test_under_full_identity_the_primary_key_finds_rows(database: Database, catalog: Catalog) -> None:

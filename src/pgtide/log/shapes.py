@@ -51,9 +51,9 @@ class ShapeStore:
         return self._known[key]
 
     def seen(self) -> list[TableShape]:
-        """All shapes, each table's in the order of its turns."""
+        """All shapes that can be read, each table's in the order of its turns."""
         folders = sorted(self._folder.iterdir()) if self._folder.exists() else []
-        return [each.shape for folder in folders for each in sorted(self._recorded(folder), key=_order)]
+        return [each.shape for folder in folders for each in sorted(self._recorded(folder, readable=True), key=_order)]
 
     def latest(self) -> dict[int, TableShape]:
         """Per relation the shape that it has now."""
