@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pgtide.capture.pipeline import CaptureState
 from pgtide.change import Op
 from pgtide.local import VERSIONS, LocalPostgres
 from pgtide.log.reader import LogReader
@@ -274,3 +275,57 @@ def test_a_table_made_anew_under_its_old_name_is_another_table(
     assert len(by_relation) == 3, "each of the three tables has its own changes"
     assert {rows.shape.qualified_name for rows in by_relation.values()} == {"public.t"}
     assert by_relation[first.relation_oid].rows["c2"].to_pylist() == ["old"]
+
+
+@pytest.mark.parametrize("mode", ["managed", "existing"])
+def test_a_dropped_table_does_not_keep_the_others_from_being_captured_after_a_reconnect(
+    mode: str, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE gone (id int PRIMARY KEY)")
+    if mode == "existing":
+        database.execute("CREATE PUBLICATION pgtide FOR ALL TABLES")
+    config = configuration(database, tmp_path, publication_mode=mode)
+    with capturing(config) as states:
+        database.execute("INSERT INTO t VALUES (1)", "INSERT INTO gone VALUES (1)", "DROP TABLE gone")
+        wait_until_captured(database, config)
+        reconnect(database, states)
+        database.execute("INSERT INTO t VALUES (2)")
+        reader = wait_until_captured(database, config)
+    assert [row["id"] for row in changes(reader, "public.t")] == [1, 2]
+    assert [row["id"] for row in changes(reader, "public.gone")] == [1]
+
+
+def test_a_table_made_anew_is_published_again_at_the_next_reconnect(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    config = configuration(database, tmp_path)
+    with capturing(config) as states:
+        database.execute("INSERT INTO t VALUES (1)", "DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)")
+        reconnect(database, states)
+        database.execute("INSERT INTO t VALUES (2)")
+        reader = wait_until_captured(database, config)
+    (oid,) = database.rows("SELECT 't'::regclass::oid::int8")[0]
+    assert reader.shapes()["public.t"].relation_oid == oid
+    assert [row["id"] for row in changes(reader, "public.t")] == [2]
+
+
+def test_a_renamed_table_stays_published_over_a_reconnect(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    config = configuration(database, tmp_path)
+    with capturing(config) as states:
+        database.execute("INSERT INTO t VALUES (1)", "ALTER TABLE t RENAME TO renamed")
+        reconnect(database, states)
+        database.execute("INSERT INTO renamed VALUES (2)")
+        reader = wait_until_captured(database, config)
+    assert [row["id"] for row in changes(reader, "public.renamed")] == [1, 2]
+
+
+def reconnect(database: Database, states: list[CaptureState]) -> None:
+    """Ends the capture's stream, and waits until it has begun another."""
+    seen = len(states)
+    database.rows(
+        f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{database.name}'"
+    )
+    wait_for(
+        lambda: any(state.phase == "waiting" for state in states[seen:]) and states[-1].phase != "waiting",
+        what="the capture to reconnect",
+    )

@@ -24,7 +24,7 @@ from pgtide.log.identity import FILE_NAME, LogIdentity, create_identity, read_id
 from pgtide.log.writer import LogWriter
 from pgtide.lsn import format_lsn
 from pgtide.replication.attributes import KnownShapes
-from pgtide.replication.catalog import Catalog
+from pgtide.replication.catalog import Catalog, TableInfo
 from pgtide.replication.connect import Connection, connect, postgres_errors
 from pgtide.replication.preflight import SourceFacts
 from pgtide.replication.publication import ensure_publication
@@ -75,9 +75,16 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event, known_
         server = reached(config.source.dsn, replication)
         side = opened.enter_context(server.connect(timeout_s=timeout_s))
         _lock(side, config.source.slot, timeout_s, stop)
-        publications = ensure_publication(side, config.source, facts.tables)
+        publications = ensure_publication(side, config.source, _still_there(side, config, facts))
         opened.pop_all()
     return Sides(server, side, replication, Catalog(side, known_shapes), publications)
+
+
+def _still_there(side: Connection, config: Config, facts: SourceFacts) -> list[TableInfo]:
+    """The captured tables as they are now, under whatever name: one that was dropped must not stop a reconnect."""
+    tables = Catalog(side).tables(config.source.tables)
+    oids, names = {table.oid for table in facts.tables}, {table.qualified_name for table in facts.tables}
+    return [table for table in tables if table.oid in oids or table.qualified_name in names]
 
 
 def open_log(
