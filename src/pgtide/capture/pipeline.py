@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work
 from pgtide.capture.assemble import Assembler
+from pgtide.capture.fence import Fence
 from pgtide.capture.keeper import SnapshotKeeper
 from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
 from pgtide.capture.tidy import Tidier
@@ -57,6 +58,7 @@ class Capture:
         self._config = config
         self._on_state = on_state
         self._keeper = SnapshotKeeper(config)
+        self._fence = Fence(config.log_path)
         self._tidier = Tidier(config.log_path, config.log, self._warn)
         self._stream: ReplicationStream | None = None
         self._appender: Appender | None = None
@@ -119,6 +121,7 @@ class Capture:
             if self._appender is None or self._appender.failure is not None:
                 self._open_appender(facts, sides, stop)
             assert self._appender is not None
+            self._fence.raise_around(sides.side, facts.tables)
             self._send([Reset()], self._appender, None, stop)
             while not self._appender.drained(_STATUS_INTERVAL_S):  # the spool is about to be emptied
                 if stop.is_set():
@@ -224,7 +227,8 @@ class Capture:
                 self._tidier.look(now)
                 source.look(now, durable_lsn)
                 watch.prepared_transactions.set(assembler.prepared_transactions)
-                notices = self._tell_new(notices, (self._keeper.trouble, source.warning))
+                self._fence.look(sides.side, now)
+                notices = self._tell_new(notices, (self._keeper.trouble, source.warning, *self._fence.notices))
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError, TransientError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import SnapshotOffer, offer_snapshot
+from pgtide.log.control import SnapshotOffer, TableHistory, offer_snapshot, record_histories
 from pgtide.log.files import make_directory, replace_durably
 from pgtide.log.identity import FILE_NAME, LogIdentity, create_identity, read_identity
 from pgtide.log.writer import LogWriter
@@ -42,6 +42,7 @@ from pgtide.replication.slot import (
 
 _NOTED = declare("start.slot.noted", "the intention to make the slot is noted, the slot not yet made")
 _IDENTIFIED = declare("start.log.identified", "log.json is written, nothing else of the log")
+_PUBLISHED = declare("start.published", "the publication is as configured, and nothing knows of it yet")
 _OFFERED = declare("start.snapshot.offered", "the first snapshot is offered to the load")
 
 _NOTE = "slot-being-made.json"
@@ -76,6 +77,7 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event, known_
         side = opened.enter_context(server.connect(timeout_s=timeout_s))
         _lock(side, config.source.slot, timeout_s, stop)
         publications = ensure_publication(side, config.source, _still_there(side, config, facts))
+        reach(_PUBLISHED)
         opened.pop_all()
     return Sides(server, side, replication, Catalog(side, known_shapes), publications)
 
@@ -175,6 +177,9 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
         note.unlink(missing_ok=True)  # made by somebody else in this moment: never ours to drop
         raise
     kept = _keep_first(config, sides.server, created, facts)
+    # Making the slot has waited for all open transactions: nobody has rows from before that the stream lacks.
+    complete = {table.oid: TableHistory(table.qualified_name, 0, created.consistent_lsn) for table in facts.tables}
+    record_histories(path, complete)
     create_identity(
         path,
         LogIdentity(facts.system_identifier, facts.database, facts.timeline, slot, start_lsn=created.consistent_lsn),

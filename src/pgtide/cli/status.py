@@ -17,10 +17,12 @@ from rich.text import Text
 
 from pgtide.config import Config
 from pgtide.errors import LogError, PgtideError
+from pgtide.log.control import TableHistory, histories
 from pgtide.log.reader import LogReader
 from pgtide.lsn import format_lsn, parse_lsn
 from pgtide.replication.connect import connect, postgres_errors
 from pgtide.replication.slot import slot_state
+from pgtide.replication.writers import Writer, older_writers
 
 _CONNECT_LIMIT_S = 5.0
 
@@ -63,6 +65,7 @@ class Status:
     readers: dict[str, Any] = field(default_factory=dict)
     snapshots: dict[str, Any] = field(default_factory=dict)
     points: dict[str, Any] = field(default_factory=lambda: {"latest_lsn": None})
+    history: dict[str, dict[str, Any]] = field(default_factory=dict)  # from where on the log has all of each table
 
     @property
     def needs_a_person(self) -> bool:
@@ -81,14 +84,43 @@ def gather(config: Config) -> Status:
         name: {"state": "loading"} for name, table in status.tables.items() if table["state"] == "loading"
     }
     status.lag = _lag(status, mirror, flush_lag_seconds)
+    status.history = _history(config)
     return status
+
+
+def _history(config: Config) -> dict[str, dict[str, Any]]:
+    """Per table the LSN from which its history is complete, or else the transactions that must end before."""
+    found = histories(config.log_path)
+    closed = {oid: history for oid, history in found.items() if history.complete_lsn is None}
+    writers = _older_writers(config, closed) if closed else {}
+    return {
+        history.table: {
+            "complete_from_lsn": None if history.complete_lsn is None else format_lsn(history.complete_lsn),
+            "waiting_for": [asdict(writer) for writer in writers.get(oid, [])],
+        }
+        for oid, history in found.items()
+    }
+
+
+def _older_writers(config: Config, closed: dict[int, TableHistory]) -> dict[int, list[Writer]]:
+    try:
+        with connect(config.source.dsn, timeout_s=_timeout_s(config)) as connection:
+            return {oid: older_writers(connection, oid, history.fence_xid) for oid, history in closed.items()}
+    except PgtideError:
+        return {}  # said by the part that looks at the source
+
+
+def _timeout_s(config: Config) -> float:
+    return min(_CONNECT_LIMIT_S, config.source.connect_timeout_seconds)
 
 
 def _source(config: Config) -> tuple[float | None, SourceStatus]:
     """How long the server waits for our acknowledgements (null when idle), and the rest."""
-    timeout_s = min(_CONNECT_LIMIT_S, config.source.connect_timeout_seconds)
     try:
-        with connect(config.source.dsn, timeout_s=timeout_s) as connection, postgres_errors("looking at the slot"):
+        with (
+            connect(config.source.dsn, timeout_s=_timeout_s(config)) as connection,
+            postgres_errors("looking at the slot"),
+        ):
             state = slot_state(connection, config.source.slot)
             row = connection.execute(_SOURCE, {"slot": config.source.slot}).fetchone()
     except PgtideError as error:
@@ -165,6 +197,9 @@ def show(status: Status, *, as_json: bool) -> None:
     console.print(_overview(status))
     if status.tables:
         console.print(_tables(status))
+    for name, history in status.history.items():
+        for writer in history["waiting_for"]:
+            console.print(Text(f"{name}: its history begins when this has ended: {Writer(**writer)}", "yellow"))
     for error in filter(None, (status.source.error, status.log.error)):
         console.print(Text(error, "red"))
 

@@ -20,6 +20,7 @@ from pgtide.lsn import format_lsn, parse_lsn
 _OFFER = "snapshot.json"
 _REQUEST = "snapshot-wanted.json"
 _REMOVED = "removed.json"
+_HISTORIES = "histories.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,39 @@ def requested_snapshot(log_path: Path) -> tuple[str, ...] | None:
 
 def withdraw_request(log_path: Path) -> None:
     _remove(log_path, _REQUEST)
+
+
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """From where on the log has all of a table: every transaction that ends after `complete_lsn`."""
+
+    table: str  # its qualified name
+    fence_xid: int  # transactions below it that wrote to the table are waited for
+    complete_lsn: int | None  # None: they are still open
+
+
+def record_histories(log_path: Path, histories: Mapping[int, TableHistory]) -> None:
+    """By relation oid; replaces what was there."""
+    data = {
+        str(oid): {
+            "table": history.table,
+            "fence_xid": history.fence_xid,
+            "complete_lsn": None if history.complete_lsn is None else format_lsn(history.complete_lsn),
+        }
+        for oid, history in histories.items()
+    }
+    _write(log_path, _HISTORIES, data)
+
+
+def histories(log_path: Path) -> dict[int, TableHistory]:
+    return {
+        int(oid): TableHistory(
+            found["table"],
+            found["fence_xid"],
+            None if found["complete_lsn"] is None else parse_lsn(found["complete_lsn"]),
+        )
+        for oid, found in (_read(log_path, _HISTORIES) or {}).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
