@@ -5,7 +5,8 @@ Not the library's global registry: that one adds numbers about Python, and two r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
@@ -28,9 +29,25 @@ def histogram(name: str, meaning: str) -> Histogram:
     return Histogram(name, meaning, namespace=_NAMESPACE, registry=REGISTRY)
 
 
-def serve(address: str, port: int) -> None:
-    """Answers HTTP requests for /metrics in a thread of its own, until the process ends."""
-    start_http_server(port, address, REGISTRY)
+def described() -> list[tuple[str, str, str]]:
+    """Name as shown, kind and meaning of all that are declared so far."""
+    found = [(metric.name, metric.type, metric.documentation) for metric in REGISTRY.collect()]
+    return sorted((f"{name}_total" if kind == "counter" else name, kind, meaning) for name, kind, meaning in found)
+
+
+@contextmanager
+def serving(address: str, port: int) -> Iterator[None]:
+    """Answers HTTP requests for /metrics in a thread of its own, until the end of the block; not at port 0."""
+    if not port:
+        yield
+        return
+    server, thread = start_http_server(port, address, REGISTRY)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def exposition() -> bytes:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from pgtide.change import Op
-from pgtide.config import Capture as CaptureSection
 from pgtide.errors import LogError, SlotError
 from pgtide.log.control import offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
 from pgtide.lsn import parse_lsn
@@ -254,24 +251,6 @@ def test_a_publication_that_is_dropped_stops_the_capture(
 
     with pytest.raises(SlotError, match="publication pgtide was dropped"):
         drop_it()
-
-
-def test_the_capture_serves_its_metrics(database: Database, tmp_path: Path) -> None:
-    database.execute(TABLE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = configuration(database, tmp_path)
-    config = config.model_copy(update={"capture": CaptureSection(metrics_port=port)}).at(config.file)
-    with capturing(config):
-        database.execute("INSERT INTO t (id) VALUES (1)")
-        wait_until_captured(database, config)
-        shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-    values = dict(line.rsplit(" ", 1) for line in shown.splitlines() if not line.startswith("#"))
-    assert float(values["pgtide_capture_rows_total"]) >= 1
-    assert float(values["pgtide_capture_transactions_total"]) >= 1
-    assert float(values["pgtide_capture_durable_lsn"]) > 0
-    assert "pgtide_slot_retained_wal_bytes" in values
 
 
 def test_libpq_and_the_socket_itself_give_the_same_log(

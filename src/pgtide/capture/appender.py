@@ -11,11 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgtide.capture import watch
 from pgtide.capture.whole import Idle
-from pgtide.change import Committed, LargeTransaction
+from pgtide.change import Committed, LargeTransaction, TransactionKind
 from pgtide.errors import PgtideError, TransientError
 from pgtide.log.writer import LogWriter
 from pgtide.transactions.prepared import SpoolStep
@@ -35,7 +36,13 @@ Work = Committed | LargeTransaction | SpoolStep | Idle | Reset
 class Appender:
     """Owns the writer.  `offer` is called by one thread, `durable_lsn` may be read by any."""
 
-    def __init__(self, writer: LogWriter, on_durable: Callable[[], None], queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(
+        self,
+        writer: LogWriter,
+        on_durable: Callable[[], None],
+        queue_bytes: int = QUEUE_BYTES,
+        last_commit_s: float = 0.0,
+    ) -> None:
         self._writer = writer
         self._on_durable = on_durable
         self._limit_bytes = queue_bytes
@@ -45,6 +52,7 @@ class Appender:
         self._closing = False
         self._in_hand = False  # taken from the queue, not yet durable
         self.durable_lsn = writer.durable_lsn
+        self.last_commit_s = last_commit_s  # when the last durable transaction was committed; 0: there is none
         self.failure: BaseException | None = None
         self.trouble: str | None = None  # why the log cannot be written just now
         self._thread = threading.Thread(target=self._run, name="pgtide-appender", daemon=True)
@@ -131,23 +139,31 @@ class Appender:
             else:
                 self._write(pieces, idle_lsn)
                 pieces, idle_lsn = [], 0
-                self._write_or_wait(self._step(item))
+                if isinstance(item, LargeTransaction):
+                    self._write_large(item)
+                else:
+                    self._write_or_wait(self._writer.forget_unfinished if isinstance(item, Reset) else item.run)
         self._write(pieces, idle_lsn)
         self.durable_lsn = self._writer.durable_lsn
 
-    def _step(self, item: LargeTransaction | SpoolStep | Reset) -> Callable[[], None]:
-        if isinstance(item, LargeTransaction):
-            watch.transactions.inc()
-            return lambda: self._writer.write_large(item)
-        return self._writer.forget_unfinished if isinstance(item, Reset) else item.run
+    def _write_large(self, item: LargeTransaction) -> None:
+        with watch.flush_seconds.time():
+            self._write_or_wait(lambda: self._writer.write_large(item))
+        watch.transactions.inc()
+        self._note_commit(item.transaction)
 
     def _write(self, pieces: list[Committed], idle_lsn: int) -> None:
         if pieces:
             with watch.flush_seconds.time():
                 self._write_or_wait(lambda: self._writer.write(pieces))
             watch.transactions.inc(sum(int(pc.sum(piece.transactions["ends"]).as_py()) for piece in pieces))
+            for piece in pieces:
+                self._note_commit(piece.transactions)
         if idle_lsn and not self._writer.unfinished:
             self._write_or_wait(lambda: self._writer.advance(idle_lsn))
+
+    def _note_commit(self, transactions: pa.RecordBatch) -> None:
+        self.last_commit_s = newest_commit_s(transactions) or self.last_commit_s
 
     def _write_or_wait(self, step: Callable[[], None]) -> None:
         """Does one step on the log.  After a failure: a new epoch, then the same step with the same rows.
@@ -178,6 +194,13 @@ class Appender:
                 if self._changed.wait_for(lambda: self._closing, pause_s):
                     raise TransientError(self.trouble)
             pause_s = min(2 * pause_s, _RETRY_LAST_S)
+
+
+def newest_commit_s(transactions: pa.RecordBatch | pa.Table) -> float:
+    """When the last transaction that has ended was committed; 0 if there is none.  Messages have no time."""
+    ended = pc.and_(transactions["ends"], pc.equal(transactions["kind"], TransactionKind.COMMIT))
+    commits = transactions["commit_timestamp"].filter(ended)
+    return commits[-1].as_py().timestamp() if len(commits) else 0.0
 
 
 def _size(item: Work) -> int:

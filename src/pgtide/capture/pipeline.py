@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pgtide.capture import watch
-from pgtide.capture.appender import Appender, Reset, Work
+from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
 from pgtide.capture.assemble import Assembler
+from pgtide.capture.attend import Attendant
 from pgtide.capture.fence import Fence
 from pgtide.capture.keeper import SnapshotKeeper
 from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
@@ -25,7 +27,8 @@ from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
 from pgtide.errors import DecodeError, SendWholeError, TransientError
 from pgtide.failpoints import declare, reach
-from pgtide.metrics import serve
+from pgtide.log.reader import LogReader
+from pgtide.metrics import serving
 from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.preflight import SourceFacts, check_source
 from pgtide.replication.stream import ReplicationStream
@@ -38,7 +41,6 @@ _DECODED = declare("capture.decoded", "messages are decoded, none of their chang
 _STATUS_INTERVAL_S = 1.0  # walsenders miss wake-ups now and then; a status message releases them
 _IDLE_WAIT_MS = 500
 _BATCH_WAIT_MAX_MS = 10  # an object store is written seldom, the socket is emptied often
-_CONTROL_INTERVAL_S = 0.2
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 10.0
 _CLOSE_LIMIT_S = 1.0
 
@@ -62,8 +64,9 @@ class Capture:
         self._tidier = Tidier(config.log_path, config.log, self._warn)
         self._stream: ReplicationStream | None = None
         self._appender: Appender | None = None
-        self._next_control = 0.0
         self._known_shapes = KnownShapes()
+        self._source: watch.SourceWatch | None = None
+        self._said: str | None = None  # of the appender's trouble
         self._binary = True
         self._streaming = True
         self.streaming = threading.Event()
@@ -71,10 +74,9 @@ class Capture:
     def run(self, stop: threading.Event) -> None:
         """Checks the source, then captures; a source that is not ready is told before anything is touched."""
         facts = check_source(self._config, stop)
-        if self._config.capture.metrics_port:
-            serve("127.0.0.1", self._config.capture.metrics_port)
         try:
-            self._run(facts, stop)
+            with serving("127.0.0.1", self._config.capture.metrics_port):
+                self._run(facts, stop)
         finally:
             self.streaming.clear()
             self._keeper.close()
@@ -148,10 +150,12 @@ class Capture:
             )
             self._on_state(CaptureState("streaming"))
             self.streaming.set()
+            watch.streaming.set(1)
             assembler = Assembler(durable_lsn, buffer, HELD_BYTES)
             self._pump(self._stream, self._appender, sides, assembler, stop)
         finally:
             self.streaming.clear()
+            watch.streaming.set(0)
             if self._stream is not None:
                 self._stream.close()
                 self._stream = None
@@ -168,7 +172,7 @@ class Capture:
             raise TransientError(f"the log in {self._config.log_path} cannot be written: {reason}") from error
         if kept is not None:
             self._keeper.keep(kept)
-        self._appender = Appender(writer, self._on_durable)
+        self._appender = Appender(writer, self._on_durable, last_commit_s=_last_commit_s(self._config.log_path))
 
     def _buffer(self, durable_lsn: int, *, two_phase: bool) -> TransactionBuffer:
         capture = self._config.capture
@@ -177,12 +181,11 @@ class Capture:
             spool.remove_all_but(())  # a slot that is not two-phase any more sends everything again at the commit
         return TransactionBuffer(spool, capture.transaction_memory_bytes, durable_lsn=durable_lsn)
 
-    def _tell_new(self, before: tuple[str | None, ...], now: tuple[str | None, ...]) -> tuple[str | None, ...]:
-        """Says what has come up since the last look, once."""
-        for text in now:
-            if text is not None and text not in before:
-                self._warn(text)
-        return now
+    def _tell_trouble(self, appender: Appender) -> None:
+        """Says once that the log cannot be written, and once that it can again."""
+        if appender.trouble != self._said:
+            self._said = appender.trouble
+            self._on_state(CaptureState("waiting", self._said) if self._said else CaptureState("streaming"))
 
     def _warn(self, text: str) -> None:
         self._on_state(CaptureState("streaming", text))
@@ -197,10 +200,8 @@ class Capture:
     ) -> None:
         """The loop: read what came, decode it, hand it on, answer."""
         decoder = Decoder(sides.catalog.shape_for)
-        source = watch.SourceWatch(sides.side, self._config.source.slot, sides.publications)
+        attendant = self._attendant(sides, appender)
         acknowledged, answered_at = 0, 0.0
-        said: str | None = None
-        notices: tuple[str | None, ...] = ()
         while not stop.is_set():
             received = stream.read(_IDLE_WAIT_MS)
             if received is not None:
@@ -208,11 +209,9 @@ class Capture:
                 reach(_DECODED)
                 watch.rows.inc(decoded.changes)
                 watch.received_bytes.inc(received.nbytes)
-                self._send(list(assembler.feed(decoded)), appender, stream, stop)
+                self._send(list(assembler.feed(decoded)), appender, stream, stop, attendant)
             appender.raise_failure()
-            if appender.trouble != said:
-                said = appender.trouble
-                self._on_state(CaptureState("waiting", said) if said else CaptureState("streaming"))
+            self._tell_trouble(appender)
             now = time.monotonic()
             durable_lsn = appender.durable_lsn
             if durable_lsn > acknowledged or now - answered_at >= _STATUS_INTERVAL_S:
@@ -221,28 +220,41 @@ class Capture:
                     reach(_ACKNOWLEDGED)
                 acknowledged, answered_at = durable_lsn, now
                 watch.durable_lsn.set(durable_lsn)
-            if now >= self._next_control:
-                self._next_control = now + _CONTROL_INTERVAL_S
-                self._keeper.serve(sides.server)
-                self._tidier.look(now)
-                source.look(now, durable_lsn)
-                watch.prepared_transactions.set(assembler.prepared_transactions)
-                self._fence.look(sides.side, now)
-                notices = self._tell_new(notices, (self._keeper.trouble, source.warning, *self._fence.notices))
+            attendant.attend()
+            watch.prepared_transactions.set(assembler.prepared_transactions)
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 
+    def _attendant(self, sides: Sides, appender: Appender) -> Attendant:
+        self._source = self._source or watch.SourceWatch(self._config.source.slot, sides.publications)
+        return Attendant(sides, appender, self._source, self._keeper, self._fence, self._tidier, self._warn)
+
     def _send(
-        self, work: list[Work], appender: Appender, stream: ReplicationStream | None, stop: threading.Event
+        self,
+        work: list[Work],
+        appender: Appender,
+        stream: ReplicationStream | None,
+        stop: threading.Event,
+        attendant: Attendant | None = None,
     ) -> None:
         """Queues the work; while the queue is full reading stops, and the server goes on being answered."""
         while work and not stop.is_set():
             work = appender.offer(work, _STATUS_INTERVAL_S)
             if work:
-                if appender.trouble:
-                    self._on_state(CaptureState("waiting", appender.trouble))
+                self._tell_trouble(appender)
                 if stream is not None:
                     stream.send_status(appender.durable_lsn)
+                if attendant is not None:
+                    attendant.attend()
+
+
+def _last_commit_s(path: Path) -> float:
+    """When the last transaction of the log was committed; 0 if it has none."""
+    reader = LogReader(path)
+    end_offset = reader.end().end_offset
+    if end_offset == reader.first_offset():
+        return 0.0
+    return newest_commit_s(reader.transactions(end_offset - 1, end_offset))
 
 
 def stream_options(

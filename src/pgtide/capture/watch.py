@@ -12,52 +12,73 @@ from collections.abc import Sequence
 from pgtide.errors import SlotError
 from pgtide.metrics import counter, gauge, histogram
 from pgtide.replication.connect import Connection, postgres_errors
-from pgtide.replication.slot import slot_state
+from pgtide.replication.slot import SlotState, slot_state
 
 INTERVAL_S = 5.0
 _WAL_LIMIT_NEAR_BYTES = 1 << 30
-_WAL_LIMIT_NEAR = "less than 1 GiB of WAL until the server gives the slot up (max_slot_wal_keep_size)"
 
 rows = counter("capture_rows", "Changes received from the server.")
 received_bytes = counter("capture_bytes", "Bytes of messages received from the server.")
 transactions = counter("capture_transactions", "Transactions made durable in the log.")
-reconnects = counter("capture_reconnects", "Times the connection to the server was opened again.")
+reconnects = counter("capture_reconnects", "Times the connection to the server was lost and opened again.")
+streaming = gauge("capture_streaming", "1 while the server streams changes to us, 0 while we connect or wait.")
 prepared_transactions = gauge("capture_prepared_transactions", "Prepared transactions that wait for their end.")
-durable_lsn = gauge("capture_durable_lsn", "Up to which LSN the log is durable.")
+durable_lsn = gauge("capture_durable_lsn", "Up to which LSN the log is durable, as a number.")
+last_commit = gauge(
+    "capture_last_commit_timestamp_seconds", "When the last transaction that is durable in the log was committed."
+)
 flush_seconds = histogram("capture_flush_seconds", "Time to write and fsync one block.")
 lag_bytes = gauge("capture_lag_bytes", "WAL that the server has written and the log does not hold durably yet.")
+lag_seconds = gauge(
+    "capture_lag_seconds",
+    "How long ago, by the server's clock, the log last held everything or the last durable transaction was committed; "
+    "0 while it holds everything.",
+)
 retained_wal_bytes = gauge("slot_retained_wal_bytes", "WAL that the server keeps for the slot.")
-safe_wal_bytes = gauge("slot_safe_wal_bytes", "WAL that can be written before the slot is lost; -1: no limit.")
+safe_wal_bytes = gauge(
+    "slot_safe_wal_bytes",
+    "WAL that can be written before the slot is in danger (safe_wal_size); -1: there is no limit.",
+)
 
 
 class SourceWatch:
     """Looks every few seconds, over the connection that also holds the lock."""
 
-    def __init__(self, connection: Connection, slot: str, publications: Sequence[str]) -> None:
-        self._connection = connection
+    def __init__(self, slot: str, publications: Sequence[str]) -> None:
         self._slot = slot
         self._publications = list(publications)
         self._next = 0.0
+        self._held_everything_s = 0.0  # by the server's clock
         self.warning: str | None = None  # the WAL limit is near
 
-    def look(self, now_s: float, durable: int) -> None:
+    def look(self, connection: Connection, now_s: float, durable: int, last_commit_s: float) -> None:
         """Does nothing unless it is time; raises what a person has to mend."""
         if now_s < self._next:
             return
         self._next = now_s + INTERVAL_S
         with postgres_errors("watching slot and publication"):
-            self._check_publications()
-            state = slot_state(self._connection, self._slot)
+            self._check_publications(connection)
+            state = slot_state(connection, self._slot)
         if state is None:
             return  # the stream will end with an error that says so
         retained_wal_bytes.set(state.retained_wal_bytes)
         safe_wal_bytes.set(-1 if state.safe_wal_bytes is None else state.safe_wal_bytes)
-        lag_bytes.set(max(0, state.wal_end_lsn - durable))
-        near = state.safe_wal_bytes is not None and state.safe_wal_bytes < _WAL_LIMIT_NEAR_BYTES
-        self.warning = _WAL_LIMIT_NEAR if near else None
+        pending = max(0, state.wal_end_lsn - durable)
+        lag_bytes.set(pending)
+        lag_seconds.set(self._lag_seconds(pending, state.server_time_s, last_commit_s))
+        last_commit.set(last_commit_s)
+        self.warning = _wal_limit(state)
 
-    def _check_publications(self) -> None:
-        found = self._connection.execute(
+    def _lag_seconds(self, pending_bytes: int, server_time_s: float, last_commit_s: float) -> float:
+        """The commit alone does not tell: after a quiet hour the last one is an hour old when the next one comes."""
+        since_s = max(self._held_everything_s, last_commit_s)
+        if not pending_bytes or not since_s:
+            self._held_everything_s = server_time_s
+            return 0.0
+        return max(0.0, server_time_s - since_s)
+
+    def _check_publications(self, connection: Connection) -> None:
+        found = connection.execute(
             "SELECT pubname::text FROM pg_publication WHERE pubname = ANY(%s)", [self._publications]
         ).fetchall()
         missing = sorted(set(self._publications) - {row[0] for row in found})
@@ -67,3 +88,16 @@ class SourceWatch:
                 "then on is not sent",
                 remedy="create it again and take a new snapshot of the tables, or begin a new log",
             )
+
+
+def _wal_limit(state: SlotState) -> str | None:
+    """A warning when little is left of what the server keeps for a slot that lags behind: a quarter, at most 1 GiB."""
+    if state.safe_wal_bytes is None:
+        return None
+    limit_bytes = state.retained_wal_bytes + max(0, state.safe_wal_bytes)
+    if state.safe_wal_bytes >= min(_WAL_LIMIT_NEAR_BYTES, limit_bytes // 4):
+        return None
+    return (
+        "the WAL limit is near: the server gives the slot up, and changes are lost, when it would have to keep more "
+        "WAL for it than max_slot_wal_keep_size; end transactions that are open for long, or raise the limit"
+    )

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pgtide.cli.running import CaptureStatus, capture_status
 from pgtide.config import Config
 from pgtide.errors import LogError, PgtideError
 from pgtide.log.control import TableHistory, histories
@@ -33,6 +34,7 @@ class SourceStatus:
     confirmed_flush_lsn: str | None = None
     retained_wal_bytes: int | None = None
     slot_state: str = "unknown"  # active, inactive, missing, lost, unknown
+    safe_wal_bytes: int | None = None  # null: the server has no limit, or is not known
     error: str | None = None
 
 
@@ -60,6 +62,7 @@ class Lag:
 class Status:
     source: SourceStatus
     log: LogStatus
+    capture: CaptureStatus = field(default_factory=CaptureStatus)
     lag: Lag = field(default_factory=Lag)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     readers: dict[str, Any] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Status:
 
 def gather(config: Config) -> Status:
     flush_lag_seconds, source = _source(config)
-    status = Status(source, _log(config.log_path))
+    status = Status(source, _log(config.log_path), capture_status(config))
     status.readers = _readers(config.log_path)
     mirror = status.readers.get("mirror") or {}
     status.tables = {name: _table(found) for name, found in (mirror.get("tables") or {}).items()}
@@ -130,7 +133,8 @@ def _source(config: Config) -> tuple[float | None, SourceStatus]:
         return None, SourceStatus(wal_end_lsn, slot_state="missing")
     usable = "lost" if state.wal_status == "lost" else "active" if state.active_pid is not None else "inactive"
     confirmed = format_lsn(state.confirmed_flush_lsn)
-    return flush_lag_seconds, SourceStatus(wal_end_lsn, confirmed, state.retained_wal_bytes, usable)
+    retained, safe = state.retained_wal_bytes, state.safe_wal_bytes
+    return flush_lag_seconds, SourceStatus(wal_end_lsn, confirmed, retained, usable, safe)
 
 
 def _log(path: Path) -> LogStatus:
@@ -175,7 +179,9 @@ def _lag(status: Status, mirror: dict[str, Any], flush_lag_seconds: float | None
     log = status.log
     if status.source.wal_end_lsn is not None and log.durable_lsn is not None:
         lag.log_bytes = max(0, parse_lsn(status.source.wal_end_lsn) - parse_lsn(log.durable_lsn))
-        lag.log_seconds = 0.0 if lag.log_bytes == 0 else flush_lag_seconds
+        # The server knows it only of one that acknowledges, the capture also while its log cannot be written.
+        seconds = status.capture.lag_seconds
+        lag.log_seconds = 0.0 if lag.log_bytes == 0 else flush_lag_seconds if seconds is None else seconds
     point = mirror.get("point")
     if log.end_offset is None or log.last_commit_lsn is None or not point:
         return lag
@@ -210,7 +216,14 @@ def _overview(status: Status) -> Table:
     slot = f"slot {source.slot_state}"
     if source.retained_wal_bytes is not None:
         slot += f", keeps {_bytes(source.retained_wal_bytes)} of WAL"
+    if source.safe_wal_bytes is not None:
+        slot += f", {_bytes(max(0, source.safe_wal_bytes))} until its limit"
     table.add_row("source", source.wal_end_lsn or "–", slot)
+    capture = status.capture
+    if capture.rows is not None and capture.bytes is not None:
+        flushed = f", {1000 * capture.flush_seconds_mean:.1f} ms per flush" if capture.flush_seconds_mean else ""
+        text = f"{capture.rows:,} rows, {capture.transactions:,} transactions, {_bytes(capture.bytes)}{flushed}"
+        table.add_row("capture", "", text)
     table.add_row(
         "log",
         log.durable_lsn or "–",

@@ -35,6 +35,7 @@ class SlotState:
     wal_end_lsn: int
     retained_wal_bytes: int
     safe_wal_bytes: int | None
+    server_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
     """What the server says of the slot; None if it has none of that name."""
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(
-            """SELECT s.*, wal_end::text, pg_wal_lsn_diff(wal_end, restart_lsn) AS retained
+            """SELECT s.*, wal_end::text, pg_wal_lsn_diff(wal_end, restart_lsn) AS retained,
+                   extract(epoch FROM clock_timestamp())::float8 AS server_time
                FROM pg_replication_slots s, (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
                    ELSE pg_current_wal_lsn() END AS wal_end) w WHERE slot_name = %s""",
             [name],
@@ -67,6 +69,7 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
         wal_end_lsn=parse_lsn(row["wal_end"]),
         retained_wal_bytes=int(row["retained"] or 0),
         safe_wal_bytes=row["safe_wal_size"],
+        server_time_s=row["server_time"],
     )
 
 

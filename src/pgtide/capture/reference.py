@@ -1,0 +1,25 @@
+"""The page `docs/reference/metrics.md`, made from the metrics: `python -m pgtide.capture.reference > FILE`."""
+
+from __future__ import annotations
+
+import sys
+
+import pgtide.capture.pipeline  # noqa: F401 - declares the metrics of the capture and of what it looks after
+from pgtide.metrics import described
+
+_HEAD = """# Metrics
+
+With `capture.metrics_port` set, `pgtide capture` and `pgtide run` serve them for Prometheus at `/metrics` of that port.
+This page is made from the code: `python -m pgtide.capture.reference`.
+
+| name | kind | what it tells |
+|---|---|---|
+"""
+
+
+def metrics_page() -> str:
+    return _HEAD + "".join(f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in described())
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_page())
