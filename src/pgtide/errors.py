@@ -50,6 +50,10 @@ class SendWholeError(TransientError):
     whole after its commit."""
 
 
+class LogNotWritableError(TransientError):
+    """The change log cannot be written just now (disk full, folder read-only); it goes on by itself when it can be."""
+
+
 class SlotError(PgtideError):
     """The replication slot cannot be used: missing, lost, active elsewhere, or of another history."""
 

@@ -5,10 +5,9 @@ Not the library's global registry: that one adds numbers about Python, and two r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 REGISTRY = CollectorRegistry()
 _NAMESPACE = "pgtide"
@@ -33,21 +32,6 @@ def described() -> list[tuple[str, str, str]]:
     """Name as shown, kind and meaning of all that are declared so far."""
     found = [(metric.name, metric.type, metric.documentation) for metric in REGISTRY.collect()]
     return sorted((f"{name}_total" if kind == "counter" else name, kind, meaning) for name, kind, meaning in found)
-
-
-@contextmanager
-def serving(address: str, port: int) -> Iterator[None]:
-    """Answers HTTP requests for /metrics in a thread of its own, until the end of the block; not at port 0."""
-    if not port:
-        yield
-        return
-    server, thread = start_http_server(port, address, REGISTRY)
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def exposition() -> bytes:

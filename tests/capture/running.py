@@ -53,15 +53,16 @@ def capturing(config: Config) -> Iterator[list[CaptureState]]:
             states.append(CaptureState("stopped", str(error)))
 
     thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        wait_for(lambda: capture.streaming.is_set() or failure, what="the capture to stream")
-        if not failure:
-            yield states
-    finally:
-        stop.set()
-        capture.wake()
-        thread.join(20)
+    with capture.serving():
+        thread.start()
+        try:
+            wait_for(lambda: capture.streaming.is_set() or failure, what="the capture to stream")
+            if not failure:
+                yield states
+        finally:
+            stop.set()
+            capture.wake()
+            thread.join(20)
     if failure:
         raise failure[0]
     assert not thread.is_alive()

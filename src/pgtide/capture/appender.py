@@ -8,6 +8,7 @@ read-only), the thread says so, tries again with growing pauses, and goes on by 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -17,13 +18,14 @@ import pyarrow.compute as pc
 from pgtide.capture import watch
 from pgtide.capture.whole import Idle
 from pgtide.change import Committed, LargeTransaction, TransactionKind
-from pgtide.errors import PgtideError, TransientError
+from pgtide.errors import LogNotWritableError, PgtideError, TransientError
 from pgtide.log.writer import LogWriter
 from pgtide.transactions.prepared import SpoolStep
 
 QUEUE_BYTES = 64 << 20
 _BLOCK_BYTES = 16 << 20
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.1, 5.0
+_SLOW_S = 1.0
 
 
 class Reset:
@@ -51,6 +53,7 @@ class Appender:
         self._changed = threading.Condition()
         self._closing = False
         self._in_hand = False  # taken from the queue, not yet durable
+        self._taken_s = 0.0
         self.durable_lsn = writer.durable_lsn
         self.last_commit_s = last_commit_s  # when the last durable transaction was committed; 0: there is none
         self.failure: BaseException | None = None
@@ -83,6 +86,13 @@ class Appender:
     def raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    @property
+    def delay(self) -> str | None:
+        """That a write has not come back, as on a network folder whose server is gone; without an error it is slow."""
+        if self._in_hand and time.monotonic() - self._taken_s > _SLOW_S:
+            return f"a write to the log in {self._writer.path} has not come back"
+        return None
 
     def close(self, timeout_s: float) -> None:
         """Writes what is queued, if that can be done in time, and ends the thread and the writer."""
@@ -123,7 +133,7 @@ class Appender:
                 work.append(self._queue.popleft())
                 taken_bytes += _size(work[-1])
             self._queued_bytes -= taken_bytes
-            self._in_hand = True
+            self._in_hand, self._taken_s = True, time.monotonic()
             self._changed.notify_all()
             return work
 
@@ -192,7 +202,7 @@ class Appender:
                 return
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing, pause_s):
-                    raise TransientError(self.trouble)
+                    raise LogNotWritableError(self.trouble)
             pause_s = min(2 * pause_s, _RETRY_LAST_S)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pgtide.errors import TransientError
+from pgtide.errors import LogNotWritableError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import TableHistory, histories, record_histories
 from pgtide.lsn import format_lsn
@@ -55,7 +55,8 @@ class Fence:
             try:
                 record_histories(self._path, kept)
             except OSError as error:
-                raise TransientError(f"the log in {self._path} cannot be written: {error.strerror or error}") from error
+                reason = error.strerror or error
+                raise LogNotWritableError(f"the log in {self._path} cannot be written: {reason}") from error
             reach(_FENCED)
         self._noted = kept
 

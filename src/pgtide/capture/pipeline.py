@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +19,18 @@ from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.attend import Attendant
+from pgtide.capture.endpoint import serving
 from pgtide.capture.fence import Fence
+from pgtide.capture.health import Health
 from pgtide.capture.keeper import SnapshotKeeper
 from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
 from pgtide.capture.tidy import Tidier
 from pgtide.capture.whole import HELD_BYTES
 from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
-from pgtide.errors import DecodeError, SendWholeError, TransientError
+from pgtide.errors import DecodeError, LogNotWritableError, PgtideError, SendWholeError, TransientError
 from pgtide.failpoints import declare, reach
 from pgtide.log.reader import LogReader
-from pgtide.metrics import serving
 from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.preflight import SourceFacts, check_source
 from pgtide.replication.stream import ReplicationStream
@@ -58,7 +60,8 @@ class Capture:
 
     def __init__(self, config: Config, on_state: Callable[[CaptureState], None] = lambda state: None) -> None:
         self._config = config
-        self._on_state = on_state
+        self._tell_state = on_state
+        self.health = Health(config.capture.unhealthy_after_seconds)
         self._keeper = SnapshotKeeper(config)
         self._fence = Fence(config.log_path)
         self._tidier = Tidier(config.log_path, config.log, self._warn)
@@ -73,10 +76,12 @@ class Capture:
 
     def run(self, stop: threading.Event) -> None:
         """Checks the source, then captures; a source that is not ready is told before anything is touched."""
-        facts = check_source(self._config, stop)
         try:
-            with serving("127.0.0.1", self._config.capture.metrics_port):
-                self._run(facts, stop)
+            self._run(check_source(self._config, stop), stop)
+            self.health.stopped("it was asked to")
+        except BaseException as error:
+            self.health.stopped(error.what if isinstance(error, PgtideError) else type(error).__name__)
+            raise
         finally:
             self.streaming.clear()
             self._keeper.close()
@@ -87,6 +92,15 @@ class Capture:
     def durable_lsn(self) -> int:
         """How far the log is durable; 0 before it was opened."""
         return self._appender.durable_lsn if self._appender is not None else 0
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Answers at the metrics port, if one is configured, before the run and until the end of the block."""
+        return serving(self._config, self.health.illness, lambda: self.health.unreadiness(self.durable_lsn))
+
+    def _on_state(self, state: CaptureState) -> None:
+        if not self.streaming.is_set():
+            self.health.connecting(f"{state.phase}: {state.detail}" if state.detail else state.phase)
+        self._tell_state(state)
 
     def wake(self) -> None:
         """Makes a run whose `stop` was set look at it now."""
@@ -111,6 +125,7 @@ class Capture:
             except TransientError as error:
                 if time.monotonic() - began > _RETRY_LAST_S:
                     pause_s = _RETRY_FIRST_S
+                self.health.beat(error.what if isinstance(error, LogNotWritableError) else None)
                 self._on_state(CaptureState("waiting", error.what))
                 watch.reconnects.inc()
                 stop.wait(pause_s * random.uniform(0.5, 1.0))
@@ -126,6 +141,7 @@ class Capture:
             self._fence.raise_around(sides.side, facts.tables)
             self._send([Reset()], self._appender, None, stop)
             while not self._appender.drained(_STATUS_INTERVAL_S):  # the spool is about to be emptied
+                self._go_on(self._appender)
                 if stop.is_set():
                     return
             self._appender.raise_failure()
@@ -148,13 +164,15 @@ class Capture:
                 options,
                 min(self._config.log.flush_interval_ms, _BATCH_WAIT_MAX_MS),
             )
-            self._on_state(CaptureState("streaming"))
             self.streaming.set()
+            self.health.streaming(slot.wal_end_lsn)
+            self._on_state(CaptureState("streaming"))
             watch.streaming.set(1)
             assembler = Assembler(durable_lsn, buffer, HELD_BYTES)
             self._pump(self._stream, self._appender, sides, assembler, stop)
         finally:
             self.streaming.clear()
+            self.health.connecting("connecting")
             watch.streaming.set(0)
             if self._stream is not None:
                 self._stream.close()
@@ -169,7 +187,7 @@ class Capture:
             writer, kept = open_log(self._config, facts, sides, stop)
         except OSError as error:
             reason = error.strerror or error
-            raise TransientError(f"the log in {self._config.log_path} cannot be written: {reason}") from error
+            raise LogNotWritableError(f"the log in {self._config.log_path} cannot be written: {reason}") from error
         if kept is not None:
             self._keeper.keep(kept)
         self._appender = Appender(writer, self._on_durable, last_commit_s=_last_commit_s(self._config.log_path))
@@ -181,8 +199,9 @@ class Capture:
             spool.remove_all_but(())  # a slot that is not two-phase any more sends everything again at the commit
         return TransactionBuffer(spool, capture.transaction_memory_bytes, durable_lsn=durable_lsn)
 
-    def _tell_trouble(self, appender: Appender) -> None:
-        """Says once that the log cannot be written, and once that it can again."""
+    def _go_on(self, appender: Appender) -> None:
+        """Shows that this thread goes on; says once that the log cannot be written, and once that it can again."""
+        self.health.beat(appender.trouble or appender.delay)
         if appender.trouble != self._said:
             self._said = appender.trouble
             self._on_state(CaptureState("waiting", self._said) if self._said else CaptureState("streaming"))
@@ -211,7 +230,7 @@ class Capture:
                 watch.received_bytes.inc(received.nbytes)
                 self._send(list(assembler.feed(decoded)), appender, stream, stop, attendant)
             appender.raise_failure()
-            self._tell_trouble(appender)
+            self._go_on(appender)
             now = time.monotonic()
             durable_lsn = appender.durable_lsn
             if durable_lsn > acknowledged or now - answered_at >= _STATUS_INTERVAL_S:
@@ -241,7 +260,7 @@ class Capture:
         while work and not stop.is_set():
             work = appender.offer(work, _STATUS_INTERVAL_S)
             if work:
-                self._tell_trouble(appender)
+                self._go_on(appender)
                 if stream is not None:
                     stream.send_status(appender.durable_lsn)
                 if attendant is not None:

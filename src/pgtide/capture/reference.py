@@ -9,7 +9,8 @@ from pgtide.metrics import described
 
 _HEAD = """# Metrics
 
-With `capture.metrics_port` set, `pgtide capture` and `pgtide run` serve them for Prometheus at `/metrics` of that port.
+With `capture.metrics_port` set, `pgtide capture` and `pgtide run` serve them for Prometheus at `/metrics` of that port
+([more](../daemon.md)).
 This page is made from the code: `python -m pgtide.capture.reference`.
 
 | name | kind | what it tells |

@@ -29,9 +29,9 @@ _END_LIMIT_S = 1.0  # people are promised two seconds, and Python and the JVM ne
 def run_capture(config: Config) -> None:
     from pgtide.capture.pipeline import Capture
 
-    with _stopped_by_signals() as stop:
+    capture = Capture(config, lambda state: _say("capture", state.phase, state.detail))
+    with _stopped_by_signals() as stop, capture.serving():
         _introduce(config, stop)
-        capture = Capture(config, lambda state: _say("capture", state.phase, state.detail))
         _run_parts(stop, {"capture": lambda: capture.run(stop)}, wake=capture.wake)
 
 
@@ -50,10 +50,10 @@ def run_mirror(config: Config, *, until_caught_up: bool) -> None:
 def run_both(config: Config, *, until_caught_up: bool) -> None:
     from pgtide.capture.pipeline import Capture
 
-    with _stopped_by_signals() as stop:
+    capture = Capture(config, lambda state: _say("capture", state.phase, state.detail))
+    with _stopped_by_signals() as stop, capture.serving():
         facts = _introduce(config, stop)
         wal_end_lsn = _wal_end_lsn(config, facts) if until_caught_up else 0
-        capture = Capture(config, lambda state: _say("capture", state.phase, state.detail))
         done = threading.Event()
 
         def mirror() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
@@ -34,9 +33,11 @@ def capture_status(config: Config) -> CaptureStatus:
     # Not through a proxy that the environment may name: the port is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=_LIMIT_S) as answer:
+        with opener.open(
+            f"http://{_reachable(config.capture.metrics_address)}:{port}/metrics", timeout=_LIMIT_S
+        ) as answer:
             text = answer.read().decode()
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return CaptureStatus()
     values = {
         sample.name: sample.value
@@ -45,6 +46,12 @@ def capture_status(config: Config) -> CaptureStatus:
         if not sample.labels
     }
     return _from_metrics({name.removeprefix("pgtide_capture_"): value for name, value in values.items()})
+
+
+def _reachable(address: str) -> str:
+    if address in ("0.0.0.0", "::"):
+        return "127.0.0.1" if address == "0.0.0.0" else "[::1]"
+    return f"[{address}]" if ":" in address else address
 
 
 def _from_metrics(values: dict[str, float]) -> CaptureStatus:

@@ -131,7 +131,15 @@ class Capture(Section):
     )
     spool_path: str = Field("", description='Folder of the spool; "": in the log\'s folder.')
     spool_max_bytes: int = Field(0, ge=0, description="What the spool may take on disk; 0: no limit.")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus metrics at this loopback port; 0: none.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of the HTTP answers /metrics (Prometheus), /health and /ready; 0: none."
+    )
+    metrics_address: str = Field(
+        "127.0.0.1", min_length=1, description='Where that port is; "0.0.0.0" to be asked from other machines.'
+    )
+    unhealthy_after_seconds: float = Field(
+        60, gt=0, description="How long the log may not be writable before /health says so."
+    )
 
 
 class Mirror(Section):
