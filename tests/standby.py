@@ -12,8 +12,12 @@ from pgtide.local.account import give, server_account
 
 
 @contextmanager
-def standby_of(primary: LocalPostgres) -> Iterator[LocalPostgres]:
-    standby = LocalPostgres(primary.version, {"hot_standby_feedback": True}, password=None, own_identity=False)
+def standby_of(primary: LocalPostgres, *, hot_standby_feedback: bool = True) -> Iterator[LocalPostgres]:
+    settings: dict[str, str | int | float | bool] = {
+        "hot_standby_feedback": hot_standby_feedback,
+        "max_standby_streaming_delay": 0,
+    }
+    standby = LocalPostgres(primary.version, settings, password=None, own_identity=False)
     with standby:
         shutil.rmtree(standby.data)
         subprocess.run(

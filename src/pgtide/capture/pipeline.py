@@ -169,7 +169,8 @@ class Capture:
             self._on_state(CaptureState("streaming"))
             watch.streaming.set(1)
             assembler = Assembler(durable_lsn, buffer, HELD_BYTES)
-            self._pump(self._stream, self._appender, sides, assembler, stop)
+            attendant = self._attendant(facts, sides, self._appender)
+            self._pump(self._stream, self._appender, sides, assembler, attendant, stop)
         finally:
             self.streaming.clear()
             self.health.connecting("connecting")
@@ -215,11 +216,16 @@ class Capture:
             stream.wake()
 
     def _pump(
-        self, stream: ReplicationStream, appender: Appender, sides: Sides, assembler: Assembler, stop: threading.Event
+        self,
+        stream: ReplicationStream,
+        appender: Appender,
+        sides: Sides,
+        assembler: Assembler,
+        attendant: Attendant,
+        stop: threading.Event,
     ) -> None:
         """The loop: read what came, decode it, hand it on, answer."""
         decoder = Decoder(sides.catalog.shape_for)
-        attendant = self._attendant(sides, appender)
         acknowledged, answered_at = 0, 0.0
         while not stop.is_set():
             received = stream.read(_IDLE_WAIT_MS)
@@ -244,8 +250,10 @@ class Capture:
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 
-    def _attendant(self, sides: Sides, appender: Appender) -> Attendant:
-        self._source = self._source or watch.SourceWatch(self._config.source.slot, sides.publications)
+    def _attendant(self, facts: SourceFacts, sides: Sides, appender: Appender) -> Attendant:
+        oids = [table.oid for table in facts.tables]
+        slot, publications = self._config.source.slot, sides.publications
+        self._source = self._source or watch.SourceWatch(slot, facts.timeline, publications, oids)
         return Attendant(sides, appender, self._source, self._keeper, self._fence, self._tidier, self._warn)
 
     def _send(

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pgtide.capture.watch import NEW_LOG, check_published
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError, TransientError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import SnapshotOffer, TableHistory, offer_snapshot, record_histories
+from pgtide.log.control import SnapshotOffer, TableHistory, histories, offer_snapshot, record_histories
 from pgtide.log.files import make_directory, replace_durably
 from pgtide.log.identity import FILE_NAME, LogIdentity, create_identity, read_identity
 from pgtide.log.writer import LogWriter
@@ -27,7 +28,7 @@ from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.catalog import Catalog, TableInfo
 from pgtide.replication.connect import Connection, connect, postgres_errors
 from pgtide.replication.preflight import SourceFacts
-from pgtide.replication.publication import ensure_publication
+from pgtide.replication.publication import ensure_publication, publication_names
 from pgtide.replication.server import Server, reached
 from pgtide.replication.slot import (
     CreatedSlot,
@@ -73,10 +74,14 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event, known_
     with contextlib.ExitStack() as opened:
         replication = opened.enter_context(connect(config.source.dsn, replication=True, timeout_s=timeout_s))
         _check_same_system(config, facts, replication)  # before anything is altered there
+        if (config.log_path / FILE_NAME).exists():
+            _check_belongs(read_identity(config.log_path), facts, config.source.slot, config.log_path)
         server = reached(config.source.dsn, replication)
         side = opened.enter_context(server.connect(timeout_s=timeout_s))
         _lock(side, config.source.slot, timeout_s, stop)
-        publications = ensure_publication(side, config.source, _still_there(side, config, facts))
+        tables = _still_there(side, config, facts)
+        _check_still_published(config, tables, side)
+        publications = ensure_publication(side, config.source, tables)
         reach(_PUBLISHED)
         opened.pop_all()
     return Sides(server, side, replication, Catalog(side, known_shapes), publications)
@@ -89,6 +94,15 @@ def _still_there(side: Connection, config: Config, facts: SourceFacts) -> list[T
     return [table for table in tables if table.oid in oids or table.qualified_name in names]
 
 
+def _check_still_published(config: Config, tables: list[TableInfo], side: Connection) -> None:
+    """Before what is missing is published again: whatever happened in between is not sent."""
+    if (config.log_path / FILE_NAME).exists():
+        noted = histories(config.log_path)
+        with postgres_errors("reading publications"):
+            oids = [table.oid for table in tables if table.oid in noted]
+            check_published(side, publication_names(config.source), oids)
+
+
 def open_log(
     config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event
 ) -> tuple[LogWriter, KeptSnapshot | None]:
@@ -97,7 +111,6 @@ def open_log(
     kept = None
     if not (path / FILE_NAME).exists():
         kept = _begin_log(config, facts, sides, stop)
-    _check_belongs(read_identity(path), facts, config.source.slot, path)
     writer = LogWriter(path)
     for shape in writer.recorded_shapes():
         sides.catalog.known.remember(shape)
@@ -119,7 +132,7 @@ def _check_same_system(config: Config, facts: SourceFacts, replication: Connecti
         raise LogError(
             f"the server is now system {row[0]} on timeline {row[1]}; the log follows system "
             f"{facts.system_identifier} on timeline {facts.timeline}: it was promoted, restored or replaced",
-            remedy="begin a new log (log.path) and a new mirror; going on across a fork is not there yet",
+            remedy=NEW_LOG,
         )
 
 
@@ -244,7 +257,7 @@ def _check_belongs(identity: LogIdentity, facts: SourceFacts, slot: str, path: P
         raise LogError(
             f"the server is on timeline {facts.timeline}, the log in {path} on {identity.timeline}: "
             f"the server was promoted or restored since {format_lsn(identity.start_lsn)}",
-            remedy="begin a new log (log.path) and a new mirror; going on across a fork is not there yet",
+            remedy=NEW_LOG,
         )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgtide.errors import SlotError
+from pgtide.errors import LogError, SlotError
 from pgtide.metrics import counter, gauge, histogram
 from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.published import unpublished
 from pgtide.replication.slot import SlotState, slot_state
 
 INTERVAL_S = 5.0
@@ -44,9 +45,11 @@ safe_wal_bytes = gauge(
 class SourceWatch:
     """Looks every few seconds, over the connection that also holds the lock."""
 
-    def __init__(self, slot: str, publications: Sequence[str]) -> None:
+    def __init__(self, slot: str, timeline: int, publications: Sequence[str], relation_oids: Sequence[int]) -> None:
         self._slot = slot
-        self._publications = list(publications)
+        self._timeline = timeline
+        self._publications = publications
+        self._relation_oids = relation_oids
         self._next = 0.0
         self._held_everything_s = 0.0  # by the server's clock
         self.warning: str | None = None  # the WAL limit is near
@@ -57,7 +60,8 @@ class SourceWatch:
             return
         self._next = now_s + INTERVAL_S
         with postgres_errors("watching slot and publication"):
-            self._check_publications(connection)
+            check_published(connection, self._publications, self._relation_oids)
+            self._check_timeline(connection)
             state = slot_state(connection, self._slot)
         if state is None:
             return  # the stream will end with an error that says so
@@ -77,17 +81,39 @@ class SourceWatch:
             return 0.0
         return max(0.0, server_time_s - since_s)
 
-    def _check_publications(self, connection: Connection) -> None:
-        found = connection.execute(
-            "SELECT pubname::text FROM pg_publication WHERE pubname = ANY(%s)", [self._publications]
-        ).fetchall()
-        missing = sorted(set(self._publications) - {row[0] for row in found})
-        if missing:
-            raise SlotError(
-                f"publication {missing[0]} was dropped while changes are captured: what happens to its tables from "
-                "then on is not sent",
-                remedy="create it again and take a new snapshot of the tables, or begin a new log",
+    def _check_timeline(self, connection: Connection) -> None:
+        """A standby may be promoted while it streams, and then goes on streaming."""
+        row = connection.execute(_TIMELINE).fetchone()
+        if row is not None and row[0] is not None and int(row[0], 16) != self._timeline:
+            raise LogError(
+                f"the server is now on timeline {int(row[0], 16)}, the log follows {self._timeline}: it was promoted",
+                remedy=NEW_LOG,
             )
+
+
+_TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
+NEW_LOG = "begin a new log (log.path) and a new mirror; going on across a fork is not there yet"
+
+
+def check_published(connection: Connection, publications: Sequence[str], relation_oids: Sequence[int]) -> None:
+    """Raises if the server has stopped to send what the log is taken to have."""
+    found = connection.execute(
+        "SELECT pubname::text FROM pg_publication WHERE pubname = ANY(%s)", [list(publications)]
+    ).fetchall()
+    missing = sorted(set(publications) - {row[0] for row in found})
+    if missing:
+        raise SlotError(
+            f"publication {missing[0]} was dropped while changes are captured: what happens to its tables from "
+            "then on is not sent",
+            remedy="begin a new log (log.path) with a new slot and a new mirror",
+        )
+    taken_out = unpublished(connection, publications, relation_oids)
+    if taken_out:
+        raise SlotError(
+            f"{', '.join(taken_out)}: taken out of the publication {publications[0]} while changes are captured: what "
+            "happens there from then on is not sent",
+            remedy="leave it out of source.tables for one start: when it comes back, its history begins anew",
+        )
 
 
 def _wal_limit(state: SlotState) -> str | None:

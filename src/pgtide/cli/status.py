@@ -35,6 +35,7 @@ class SourceStatus:
     retained_wal_bytes: int | None = None
     slot_state: str = "unknown"  # active, inactive, missing, lost, unknown
     safe_wal_bytes: int | None = None  # null: the server has no limit, or is not known
+    invalidation_reason: str | None = None  # why the slot is lost
     error: str | None = None
 
 
@@ -131,10 +132,11 @@ def _source(config: Config) -> tuple[float | None, SourceStatus]:
     wal_end_lsn, flush_lag_seconds = row if row is not None else (None, None)
     if state is None:
         return None, SourceStatus(wal_end_lsn, slot_state="missing")
-    usable = "lost" if state.wal_status == "lost" else "active" if state.active_pid is not None else "inactive"
+    usable = "lost" if state.invalidation_reason else "active" if state.active_pid is not None else "inactive"
     confirmed = format_lsn(state.confirmed_flush_lsn)
     retained, safe = state.retained_wal_bytes, state.safe_wal_bytes
-    return flush_lag_seconds, SourceStatus(wal_end_lsn, confirmed, retained, usable, safe)
+    reason = state.invalidation_reason or None
+    return flush_lag_seconds, SourceStatus(wal_end_lsn, confirmed, retained, usable, safe, reason)
 
 
 def _log(path: Path) -> LogStatus:
@@ -213,7 +215,7 @@ def show(status: Status, *, as_json: bool) -> None:
 def _overview(status: Status) -> Table:
     source, log, lag = status.source, status.log, status.lag
     table = Table("", "at", "", title="pgtide", title_justify="left")
-    slot = f"slot {source.slot_state}"
+    slot = f"slot {source.slot_state}" + (f" ({source.invalidation_reason})" if source.invalidation_reason else "")
     if source.retained_wal_bytes is not None:
         slot += f", keeps {_bytes(source.retained_wal_bytes)} of WAL"
     if source.safe_wal_bytes is not None:

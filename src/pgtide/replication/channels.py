@@ -23,6 +23,7 @@ import psycopg
 from psycopg import pq
 
 from pgtide.errors import DecodeError, NoBinaryFormError, PgtideError, SlotError, TransientError
+from pgtide.replication.slot import START_OVER
 
 PADDING_BYTES = 64  # decoders may look that far beyond the last message
 _RECEIVE_BYTES = 1 << 20
@@ -33,7 +34,12 @@ _COPY_DATA, _ERROR, _COPY_DONE = ord("d"), ord("E"), ord("c")
 _SKIPPED = frozenset(b"NSA")  # notice, parameter status, notification
 _ANSWER_LIMIT_S = 10.0
 _UNDEFINED_FUNCTION = "42883"
-_SLOT_STATES = {"42704", "55000", "55006"}  # does not exist, lost or not logical, active elsewhere
+_UNDEFINED_OBJECT = "42704"
+_SLOT_STATES = {
+    _UNDEFINED_OBJECT: START_OVER,
+    "55000": START_OVER,  # lost, or not logical
+    "55006": "stop the other client, or choose another source.slot",  # active elsewhere
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +310,11 @@ class SocketChannel:
 def _stream_error(message: str, sqlstate: str, slot: str) -> PgtideError:
     if sqlstate == _UNDEFINED_FUNCTION and "binary output" in message:
         return NoBinaryFormError(f"the server has no binary form for a value: {message}")
+    if sqlstate == _UNDEFINED_OBJECT and "publication" in message:
+        return SlotError(
+            f'replication slot "{slot}" has changes from a time without publication, and cannot pass them: {message}',
+            remedy="begin a new log (log.path) with a new slot and a new mirror",
+        )
     if sqlstate in _SLOT_STATES:
-        return SlotError(f'replication slot "{slot}" cannot be used: {message}')
+        return SlotError(f'replication slot "{slot}" cannot be used: {message}', remedy=_SLOT_STATES[sqlstate])
     return TransientError(f"the replication stream ended: {message or 'the connection was lost'}")

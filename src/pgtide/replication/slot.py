@@ -7,6 +7,7 @@ snapshot is imported and exported again by a connection that keeps it alive.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,36 @@ from pgtide.lsn import format_lsn, parse_lsn
 _SLOT_CREATED = declare("slot.created", "the slot exists, the log does not know of it yet")
 
 
+START_OVER = (
+    "changes since then are gone from the server: move the log and the lake tables aside and start again with a new "
+    "slot (a repair that keeps them is not there yet)"
+)
+
+# What invalidated a slot, and how to keep it from happening again.
+_LOST = {
+    "wal_removed": (
+        "the log was behind by more WAL than the server keeps",
+        "; then raise max_slot_wal_keep_size",
+    ),
+    "idle_timeout": (
+        "nobody has read it for longer than the server allows",
+        "; then raise idle_replication_slot_timeout, or keep the capture running",
+    ),
+    "rows_removed": (
+        "the primary has removed catalog rows that the standby still needed",
+        "; then set hot_standby_feedback = on on the standby",
+    ),
+    "wal_level_insufficient": (
+        "the primary's wal_level is not logical any more",
+        "; then set wal_level = logical on the primary and restart it",
+    ),
+    "conflict": (
+        "what the standby needed was removed, or the primary's wal_level is not logical any more",
+        "; then set hot_standby_feedback = on on the standby, and wal_level = logical on the primary",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SlotState:
     name: str
@@ -30,7 +61,7 @@ class SlotState:
     restart_lsn: int
     confirmed_flush_lsn: int
     wal_status: str  # reserved, extended, unreserved, lost
-    invalidation_reason: str
+    invalidation_reason: str  # "" while it is usable
     two_phase: bool  # sends prepared transactions when they are prepared, whether asked to or not
     wal_end_lsn: int
     retained_wal_bytes: int
@@ -49,7 +80,7 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(
             """SELECT s.*, wal_end::text, pg_wal_lsn_diff(wal_end, restart_lsn) AS retained,
-                   extract(epoch FROM clock_timestamp())::float8 AS server_time
+                   extract(epoch FROM clock_timestamp())::float8 AS server_time, pg_is_in_recovery() AS recovering
                FROM pg_replication_slots s, (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
                    ELSE pg_current_wal_lsn() END AS wal_end) w WHERE slot_name = %s""",
             [name],
@@ -64,13 +95,20 @@ def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | No
         restart_lsn=parse_lsn(row["restart_lsn"] or "0/0"),
         confirmed_flush_lsn=parse_lsn(row["confirmed_flush_lsn"] or "0/0"),
         wal_status=row["wal_status"] or "lost",
-        invalidation_reason=row.get("invalidation_reason") or "",
+        invalidation_reason=_invalidation_reason(row),
         two_phase=bool(row.get("two_phase")),
         wal_end_lsn=parse_lsn(row["wal_end"]),
         retained_wal_bytes=int(row["retained"] or 0),
         safe_wal_bytes=row["safe_wal_size"],
         server_time_s=row["server_time"],
     )
+
+
+def _invalidation_reason(row: Mapping[str, Any]) -> str:
+    """As Postgres 17 and newer tell it.  Before, only one on a standby (16) can be lost for anything but its WAL."""
+    if row.get("invalidation_reason") or (row["wal_status"] or "lost") != "lost":
+        return row.get("invalidation_reason") or ""
+    return "conflict" if row["recovering"] else "wal_removed"
 
 
 def create_slot(
@@ -102,15 +140,15 @@ def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
 
 def check_slot(state: SlotState | None, name: str, database: str, durable_lsn: int) -> SlotState:
     """Raises what keeps the slot from going on where the log ends; each state has its own remedy."""
-    start_over = (
-        "changes since then are gone from the server: move the log and the lake tables aside and start "
-        "again with a new slot (a repair that keeps them is not there yet)"
-    )
     if state is None:
-        raise SlotError(f'replication slot "{name}" does not exist any more', remedy=start_over)
-    if state.wal_status == "lost" or state.invalidation_reason:
-        reason = f" ({state.invalidation_reason})" if state.invalidation_reason else ""
-        raise SlotError(f'replication slot "{name}" was invalidated by the server{reason}', remedy=start_over)
+        raise SlotError(f'replication slot "{name}" does not exist any more', remedy=START_OVER)
+    if state.invalidation_reason:
+        reason = state.invalidation_reason
+        why, prevention = _LOST.get(reason, ("the server gives no further reason", ""))
+        raise SlotError(
+            f'replication slot "{name}" was invalidated by the server ({reason}): {why}',
+            remedy=f"{START_OVER}{prevention}",
+        )
     if state.plugin != "pgoutput" or state.database != database:
         raise SlotError(
             f'replication slot "{name}" belongs to database {state.database!r} with plugin {state.plugin!r}',
@@ -120,7 +158,7 @@ def check_slot(state: SlotState | None, name: str, database: str, durable_lsn: i
         raise SlotError(
             f'replication slot "{name}" was acknowledged up to {format_lsn(state.confirmed_flush_lsn)}, '
             f"but the log ends at {format_lsn(durable_lsn)}: somebody else used the slot, or the log is an older copy",
-            remedy=start_over,
+            remedy=START_OVER,
         )
     return state
 
