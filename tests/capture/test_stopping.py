@@ -10,14 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pgtide import failpoints, local
 from pgtide.capture.pipeline import Capture, CaptureState
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError
 from pgtide.log.control import request_snapshot
+from pgtide.replication.channels import LibpqChannel, SocketChannel
 from tests.capture.running import capturing, changes, configuration, wait_until_captured
 from tests.database import Database, create_database
+from tests.stalling import forwarding
 from tests.waiting import wait_for
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
@@ -96,6 +99,33 @@ def test_stop_while_the_slot_waits_for_an_open_transaction(database: Database, t
         wait_for(lambda: database.rows(SLOTS), what="the slot to be in the making")
         assert running.stop() < CTRL_C_LIMIT_S
     wait_for(lambda: not database.rows(SLOTS), what="the unfinished slot to go")
+
+
+@pytest.mark.parametrize("channel", [LibpqChannel, SocketChannel])
+def test_stop_while_the_server_prepares_to_stream(
+    channel: type[LibpqChannel | SocketChannel], database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgtide.replication.stream.open_channel", channel)
+    database.execute(TABLE)
+    with forwarding(database.server.port, silent_at=b"START_REPLICATION") as forwarder:
+        dsn = make_conninfo(database.dsn, port=forwarder.port)
+        running = Running(configuration(database, tmp_path, dsn=dsn))
+        wait_for(forwarder.silent.is_set, what="the capture to ask for the stream")
+        assert running.stop() < CTRL_C_LIMIT_S
+    assert running.failure is None
+
+
+def test_stop_while_it_connects_again_to_a_host_that_answers_nothing(database: Database, tmp_path: Path) -> None:
+    database.execute(TABLE)
+    with forwarding(database.server.port) as forwarder:
+        dsn = make_conninfo(database.dsn, port=forwarder.port)
+        running = Running(configuration(database, tmp_path, dsn=dsn, connect_timeout_seconds=600))
+        wait_for(running.capture.streaming.is_set, what="the capture to stream")
+        forwarder.silent.set()
+        forwarder.close_connections()
+        wait_for(lambda: forwarder.accepted_in_silence, what="the capture to connect again")
+        assert running.stop() < CTRL_C_LIMIT_S
+    assert running.failure is None
 
 
 def test_a_full_disk_is_said_and_does_not_hold_up_the_end(database: Database, tmp_path: Path) -> None:

@@ -122,7 +122,12 @@ class Capture:
             except SendWholeError as error:
                 self._streaming = False
                 self._on_state(CaptureState("waiting", f"{error.what}; asking for whole transactions"))
+            except KeyboardInterrupt:
+                if not stop.is_set():
+                    raise
             except TransientError as error:
+                if stop.is_set():
+                    return
                 if time.monotonic() - began > _RETRY_LAST_S:
                     pause_s = _RETRY_FIRST_S
                 self.health.beat(error.what if isinstance(error, LogNotWritableError) else None)
@@ -163,6 +168,7 @@ class Capture:
                 durable_lsn,
                 options,
                 min(self._config.log.flush_interval_ms, _BATCH_WAIT_MAX_MS),
+                stop,
             )
             self.streaming.set()
             self.health.streaming(slot.wal_end_lsn)

@@ -26,7 +26,7 @@ from pgtide.log.writer import LogWriter
 from pgtide.lsn import format_lsn
 from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.catalog import Catalog, TableInfo
-from pgtide.replication.connect import Connection, connect, postgres_errors
+from pgtide.replication.connect import Connection, connect, postgres_errors, unless_stopped
 from pgtide.replication.preflight import SourceFacts
 from pgtide.replication.publication import ensure_publication, publication_names
 from pgtide.replication.server import Server, reached
@@ -72,12 +72,14 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event, known_
     """Connects, makes sure that this is the only capture of the slot, and brings the publication up to date."""
     timeout_s = config.source.connect_timeout_seconds
     with contextlib.ExitStack() as opened:
-        replication = opened.enter_context(connect(config.source.dsn, replication=True, timeout_s=timeout_s))
+        replication = opened.enter_context(
+            unless_stopped(stop, lambda: connect(config.source.dsn, replication=True, timeout_s=timeout_s))
+        )
         _check_same_system(config, facts, replication)  # before anything is altered there
         if (config.log_path / FILE_NAME).exists():
             _check_belongs(read_identity(config.log_path), facts, config.source.slot, config.log_path)
         server = reached(config.source.dsn, replication)
-        side = opened.enter_context(server.connect(timeout_s=timeout_s))
+        side = opened.enter_context(unless_stopped(stop, lambda: server.connect(timeout_s=timeout_s)))
         _lock(side, config.source.slot, timeout_s, stop)
         tables = _still_there(side, config, facts)
         _check_still_published(config, tables, side)

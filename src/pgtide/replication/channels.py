@@ -11,9 +11,12 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import select
 import socket
 import struct
 import termios
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +36,7 @@ _length_at = struct.Struct(">xI").unpack_from
 _COPY_DATA, _ERROR, _COPY_DONE = ord("d"), ord("E"), ord("c")
 _SKIPPED = frozenset(b"NSA")  # notice, parameter status, notification
 _ANSWER_LIMIT_S = 10.0
+_STOP_POLL_S = 0.1
 _UNDEFINED_FUNCTION = "42883"
 _UNDEFINED_OBJECT = "42704"
 _SLOT_STATES = {
@@ -56,8 +60,8 @@ class Received:
 
 
 class Channel(Protocol):
-    def start(self, command: bytes) -> None:
-        """Sends START_REPLICATION and waits until the server has agreed to stream."""
+    def start(self, command: bytes, stop: threading.Event) -> None:
+        """Sends START_REPLICATION and waits until the server has agreed to stream, or `stop` is set."""
 
     def fileno(self) -> int: ...
 
@@ -87,6 +91,15 @@ def _gss_encrypted(connection: psycopg.Connection[Any]) -> bool:
     return bool(row and row[0])
 
 
+def wait_for_answer(descriptor: int, deadline: float, stop: threading.Event) -> None:
+    """Waits until there is something to read."""
+    while not select.select([descriptor], [], [], _STOP_POLL_S)[0]:
+        if stop.is_set():
+            raise TransientError("stopped while the server prepares to stream")
+        if time.monotonic() > deadline:
+            raise TransientError(f"the server has not begun to stream within {_ANSWER_LIMIT_S:.0f} s")
+
+
 class LibpqChannel:
     def __init__(self, connection: psycopg.Connection[Any], slot: str) -> None:
         self._connection = connection
@@ -95,9 +108,17 @@ class LibpqChannel:
         self._available = array.array("i", [0])
         self._over = False
 
-    def start(self, command: bytes) -> None:
-        result = self._pgconn.exec_(command)
-        if result.status != pq.ExecStatus.COPY_BOTH:
+    def start(self, command: bytes, stop: threading.Event) -> None:
+        try:
+            self._pgconn.send_query(command)
+            deadline = time.monotonic() + _ANSWER_LIMIT_S
+            while self._pgconn.is_busy():
+                wait_for_answer(self.fileno(), deadline, stop)
+                self._pgconn.consume_input()
+        except psycopg.OperationalError as error:
+            raise TransientError(f"the connection to Postgres was lost: {error}") from error
+        result = self._pgconn.get_result()
+        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
             raise self._error(result)
 
     def fileno(self) -> int:
@@ -171,11 +192,13 @@ class SocketChannel:
         self._begin = self._end = 0  # received and not yet handed on
         self._over = False
 
-    def start(self, command: bytes) -> None:
+    def start(self, command: bytes, stop: threading.Event) -> None:
         query = command + b"\0"
         self._socket.settimeout(_ANSWER_LIMIT_S)
         self._send_all(_FRAME.pack(b"Q", len(query) + 4) + query)
+        deadline = time.monotonic() + _ANSWER_LIMIT_S
         while True:
+            wait_for_answer(self.fileno(), deadline, stop)
             kind, payload = self._take_frame()
             if kind == b"W":  # CopyBothResponse
                 self._socket.setblocking(False)

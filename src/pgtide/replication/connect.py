@@ -86,7 +86,7 @@ def connect_when_ready(dsn: str, *, timeout_s: float, stop: threading.Event | No
     stop = stop or threading.Event()
     while True:
         try:
-            return _until(stop, lambda: connect(dsn, timeout_s=max(1.0, deadline - time.monotonic())))
+            return unless_stopped(stop, lambda: connect(dsn, timeout_s=max(1.0, deadline - time.monotonic())))
         except TransientError as error:
             if time.monotonic() + pause_s >= deadline:
                 raise SourceNotReadyError(f"{error.what} (tried for {timeout_s:g} s)", remedy=error.remedy) from None
@@ -95,8 +95,11 @@ def connect_when_ready(dsn: str, *, timeout_s: float, stop: threading.Event | No
         pause_s = min(2 * pause_s, _RETRY_PAUSE_MAX_S)
 
 
-def _until(stop: threading.Event, open_connection: Callable[[], Connection]) -> Connection:
-    """Opens a connection in a thread, because a host that swallows packets would hold us until the time-out."""
+def unless_stopped(stop: threading.Event, open_connection: Callable[[], Connection]) -> Connection:
+    """Opens a connection in a thread, because a host that swallows packets would hold us until the time-out.
+
+    When `stop` is set: KeyboardInterrupt, as if the wait had been interrupted in the main thread.
+    """
     opened: list[Connection] = []
     failed: list[Exception] = []
     over = threading.Event()

@@ -42,6 +42,7 @@ class ReplicationStream:
         start_lsn: int,
         options: Mapping[str, str],
         batch_wait_ms: int = 10,
+        stop: threading.Event | None = None,
     ) -> None:
         self._channel = open_channel(connection, slot)
         _limit_window(self._channel.fileno())
@@ -54,7 +55,8 @@ class ReplicationStream:
                     sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in options.items()
                 ),
             )
-            .as_bytes(connection)
+            .as_bytes(connection),
+            stop or threading.Event(),
         )
         self._waking = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
