@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from pgtide.failpoints import ENVIRONMENT_VARIABLE, declared
+from pgtide.log.control import Barrier, BarrierState, barriers, put_barrier
 from pgtide.spark import at
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import Change, delete, insert, model, table_shape, update
@@ -63,6 +66,7 @@ def test_killed_at_every_point_in_turn_loses_and_repeats_nothing(mirrored: Mirro
         f'warehouse = "{warehouse}"\ntrigger_seconds = 0.1\n'
     )
     changes: list[Change] = []
+    asked: dict[str, list[Change]] = {}  # barriers, and the changes up to them
     # Tables are made once, so that point comes first.
     for number, point in enumerate(sorted(POINTS, key=lambda name: name != "mirror.table.created")):
         made = [insert(ORDERS, id=number, amount=0, body="large"), insert(ITEMS, id=number, region="n")]
@@ -70,6 +74,9 @@ def test_killed_at_every_point_in_turn_loses_and_repeats_nothing(mirrored: Mirro
         made += [delete(ITEMS, id=number - 2, region="n")] if number >= 2 else []
         end = mirrored.log.commit(*made)
         changes += made
+        barrier_id, lsn = secrets.token_hex(4), mirrored.log.writer.durable_lsn
+        put_barrier(mirrored.log.path, Barrier(barrier_id, lsn, datetime.now(UTC) + timedelta(hours=1)))
+        asked[barrier_id] = [change for change in changes if change.shape == ORDERS]
         assert drive(file, end, f"{point}=kill") == -signal.SIGKILL, point
     assert drive(file, mirrored.log.writer.end_offset) == 0
     for shape in (ORDERS, ITEMS):
@@ -81,3 +88,8 @@ def test_killed_at_every_point_in_turn_loses_and_repeats_nothing(mirrored: Mirro
         assert version.mark.changes == len(mine), "some change was counted twice or not at all"
     point_now = at(mirrored.spark, config=mirrored.config)
     assert (point_now.offset, point_now.not_covered) == (mirrored.log.writer.end_offset, ())
+    published = [found for found in barriers(mirrored.log.path) if found.state is BarrierState.PUBLISHED]
+    assert len(published) >= 2, "some were passed, because the mirror was killed before it could answer, but not all"
+    for barrier in published[:2]:
+        rows = at(mirrored.spark, barrier.lsn or 0, mirrored.config).table("orders").collect()
+        assert {(row["id"],): row.asDict() for row in rows} == model(ORDERS, asked[barrier.id])

@@ -2,6 +2,9 @@
 
 A first load needs a database snapshot that agrees with a place in the stream, and only the capture can make one.  It
 offers it (`snapshot.json`); a load that finds none, or one that has died, asks for another (`snapshot-wanted.json`).
+
+Who compares mirror and source needs a point at exactly the LSN of a snapshot, and only the mirror can publish one.  It
+is asked for with a barrier (`barrier-<id>.json`), and writes into the same file what has become of the wish.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +122,51 @@ def removed(log_path: Path) -> Removed:
         return Removed()
     tables = {int(oid): last for oid, last in data["tables"].items()}
     return Removed(data["end_offset"], tables, data.get("end_lsn", 0))
+
+
+class BarrierState(StrEnum):
+    ASKED = "asked"
+    SEEN = "seen"  # a mirror runs, and has read it
+    PUBLISHED = "published"
+    PASSED = "passed"  # the mirror was already beyond it: ask again with a newer LSN
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """The wish that the mirror stop at `lsn` and publish a point there; without an LSN, only to be seen."""
+
+    id: str
+    lsn: int | None
+    expires_at: datetime  # whoever asked is gone by then
+    state: BarrierState = BarrierState.ASKED
+
+
+def put_barrier(log_path: Path, barrier: Barrier) -> None:
+    lsn = None if barrier.lsn is None else format_lsn(barrier.lsn)
+    content = {"lsn": lsn, "expires_at": barrier.expires_at.isoformat(), "state": barrier.state}
+    _write(log_path, _barrier_name(barrier.id), content)
+
+
+def barrier(log_path: Path, barrier_id: str) -> Barrier | None:
+    data = _read(log_path, _barrier_name(barrier_id))
+    if data is None:
+        return None
+    lsn = None if data["lsn"] is None else parse_lsn(data["lsn"])
+    return Barrier(barrier_id, lsn, datetime.fromisoformat(data["expires_at"]), BarrierState(data["state"]))
+
+
+def barriers(log_path: Path) -> list[Barrier]:
+    names = [file.name for file in (log_path / "control").glob(_barrier_name("*"))]
+    found = [barrier(log_path, name.removeprefix("barrier-").removesuffix(".json")) for name in sorted(names)]
+    return [one for one in found if one is not None]
+
+
+def remove_barrier(log_path: Path, barrier_id: str) -> None:
+    _remove(log_path, _barrier_name(barrier_id))
+
+
+def _barrier_name(barrier_id: str) -> str:
+    return f"barrier-{barrier_id}.json"
 
 
 def _write(log_path: Path, name: str, data: dict[str, Any]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgtide.config import DEFAULT_FILE, Config, load_config
-from pgtide.errors import PgtideError
+from pgtide.errors import ConfigurationError, PgtideError
+from pgtide.log.identity import read_identity
 from pgtide.lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
@@ -64,47 +65,87 @@ class Point:
 
 def at(spark: SparkSession, point: str | int | datetime = "latest", config: Config | str | Path | None = None) -> Point:
     """The newest point that is not later than `point`: "latest", an LSN, or a timestamp."""
-    from pgtide.spark.targets import points_target
-
     if not isinstance(config, Config):
         config = load_config(Path(config or DEFAULT_FILE))
-    points = points_target(config)
-    if not spark.catalog.tableExists(points):
+    found = _newest(spark, config, point, 1)
+    if not found:
         raise PgtideError(
-            f"There is no consistent point yet: no table {points}.", remedy="Start the mirror: pgtide run."
+            f"There is no consistent point at or before {point}.", remedy="Those that there are: pgtide points list"
         )
-    # One look at the table, so that a point published meanwhile cannot mix with an older one.
-    found = spark.sql(f"SELECT * FROM {points} WHERE log_id = '{_log_id(config)}'").toArrow().to_pylist()
-    chosen = max((row for row in found if _not_later(row, point)), key=lambda row: int(row["offset"]), default=None)
-    if chosen is None:
+    return found[0]
+
+
+def points(spark: SparkSession, config: Config, limit: int) -> list[Point]:
+    """The newest points, newest first."""
+    return _newest(spark, config, "latest", limit)
+
+
+def _newest(spark: SparkSession, config: Config, point: str | int | datetime, limit: int) -> list[Point]:
+    """Points are only ever added, each in one commit: what is read of one in several looks fits together."""
+    from pyspark.sql.functions import col, desc, expr
+
+    from pgtide.spark.targets import points_target
+
+    target = points_target(config)
+    if not spark.catalog.tableExists(target):
         raise PgtideError(
-            f"There is no consistent point at or before {point}.",
-            remedy=f"Those that there are: SELECT DISTINCT lsn, commit_timestamp FROM {points}",
+            f"There is no consistent point yet: no table {target}.", remedy="Start the mirror: pgtide run."
         )
-    newest: dict[str, dict[str, object]] = {}
-    for row in sorted(found, key=lambda row: (int(row["offset"]), bool(row["covered"]))):
-        if row["table"] is not None and row["offset"] <= chosen["offset"]:
-            newest[row["table"]] = row
-    versions = {name: int(str(row["version"])) for name, row in newest.items() if row["covered"]}
-    others = tuple(sorted(newest.keys() - versions.keys()))
-    return Point(chosen["lsn"], chosen["commit_timestamp"], chosen["offset"], versions, others, spark, config)
+    spark.sql(f"REFRESH TABLE {target}")  # the session's catalog may hold what it saw before
+    rows = spark.table(target).where(col("log_id") == read_identity(config.log_path).log_id)
+    chosen = rows.where(_not_after(point)).groupBy("offset", "lsn").agg(expr("any_value(commit_timestamp) AS time"))
+    places = _collect(chosen.orderBy(desc("offset"), desc("lsn")).limit(limit))
+    found = []
+    for place, tables in zip(places, reversed(_tables_at(rows, places[::-1])), strict=True):
+        versions = {name: now["version"] for name, now in sorted(tables.items()) if now["covered"]}
+        others = tuple(sorted(tables.keys() - versions.keys()))
+        found.append(Point(place["lsn"], place["time"], place["offset"], versions, others, spark, config))
+    return found
 
 
-def _log_id(config: Config) -> str:
-    from pgtide.log.identity import read_identity
+def _tables_at(rows: DataFrame, places: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """For each of these consecutive places, oldest first, what is known of every table there."""
+    from pyspark.sql.functions import expr
 
-    return read_identity(config.log_path).log_id
+    from pgtide.spark.points import NEWEST
+
+    if not places:
+        return []
+    of_tables = rows.where("`table` IS NOT NULL")
+    oldest, newest = (f"struct({place['offset']:d}L, {place['lsn']:d}L)" for place in (places[0], places[-1]))
+    before = of_tables.where(f"struct(`offset`, lsn) <= {oldest}").groupBy("table").agg(expr(f"{NEWEST} AS now"))
+    states = [{row["table"]: row["now"] for row in _collect(before)}]
+    if len(places) == 1:
+        return states
+    later = of_tables.where(f"struct(`offset`, lsn) > {oldest} AND struct(`offset`, lsn) <= {newest}")
+    changed: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for row in _collect(later.orderBy("offset", "lsn", "covered")):
+        now = {"version": row["version"], "covered": row["covered"]}
+        changed.setdefault((row["offset"], row["lsn"]), {})[row["table"]] = now
+    for place in places[1:]:
+        states.append(states[-1] | changed.get((place["offset"], place["lsn"]), {}))
+    return states
 
 
-def _not_later(row: dict[str, object], point: str | int | datetime) -> bool:
+def _collect(rows: DataFrame) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = rows.toArrow().to_pylist()
+    return found
+
+
+def _not_after(point: str | int | datetime) -> Column:
+    """Which points are not later than the one that is asked for."""
+    from pyspark.sql.functions import col, lit
+
     if point == "latest":
-        return True
-    if isinstance(point, str) and "/" in point:
-        point = parse_lsn(point)
-    elif isinstance(point, str):
-        point = datetime.fromisoformat(point)
+        return lit(True)
+    if isinstance(point, str):
+        try:
+            point = parse_lsn(point) if "/" in point else datetime.fromisoformat(point)
+        except ValueError:
+            raise ConfigurationError(
+                f"{point!r} names no point.", remedy='Give "latest", an LSN such as 16/B374D848, or a timestamp.'
+            ) from None
     if isinstance(point, datetime):
-        moment = point if point.tzinfo else point.replace(tzinfo=UTC)
-        latest = row["max_commit_timestamp"]
-        return isinstance(latest, datetime) and latest <= moment
-    return int(str(row["lsn"])) <= point
+        # Commit timestamps may go backwards in commit order; the greatest so far does not.
+        return col("max_commit_timestamp") <= lit(point if point.tzinfo else point.replace(tzinfo=UTC))
+    return col("lsn") <= lit(point)

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -27,10 +28,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pgtide.change import TRANSACTIONS
 from pgtide.config import Config
 from pgtide.errors import LogError, PgtideError, TableError
+from pgtide.log.control import BarrierState
 from pgtide.log.reader import LogReader
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.merge import LOST_VALUE
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
+from pgtide.spark.barriers import Barriers
 from pgtide.spark.load import Loader
 from pgtide.spark.mirror_plan import NAME as PLAN_SOURCE
 from pgtide.spark.mirror_plan import MirrorPlanSource
@@ -43,6 +46,7 @@ _BATCH_ROWS = 2_000_000
 _BATCH_BYTES = 1 << 30
 _RETRY_FIRST_S, _RETRY_LAST_S = 1.0, 60.0
 _LOOK_S = 0.1
+_LOOK_FOR_BARRIERS_S = 0.5
 # Spark gives the Python process of a streaming source ten seconds to start, which a busy machine may not keep.
 _SLOW_WORKER = "Python worker failed to connect back"
 _QUERY_ATTEMPTS = 5
@@ -63,6 +67,7 @@ class Mirror:
         self._applier = Applier(spark, self._sink, self._path)
         self._reader = LogReader(self._path)
         self._points = Points(spark, self._sink, points_target(config), self._applier.log_id)
+        self._barriers = Barriers(self._path)
         self._progress = Progress(self._path, self._applier.log_id)
         self._loader = Loader(spark, config, self._applier, self._sink)
         self._tables: dict[int, MirrorTable] = {}
@@ -76,7 +81,7 @@ class Mirror:
 
     def run(self, stop: threading.Event, until_offset: int | None = None) -> None:
         self._stop = stop
-        threading.Thread(target=self._interrupt_jobs, name="pgtide-mirror-stop", daemon=True).start()
+        threading.Thread(target=self._attend, name="pgtide-mirror-attend", daemon=True).start()
         checkpoint = Path(tempfile.mkdtemp(prefix="pgtide-checkpoint-"))
         try:
             self._begin(stop)
@@ -90,15 +95,20 @@ class Mirror:
             self._over.set()
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def _interrupt_jobs(self) -> None:
-        """Ends Spark jobs under way when we are to stop: the threads that wait for them cannot look at `stop`."""
+    def _attend(self) -> None:
+        """What cannot wait for the threads that wait for Spark: ending their jobs, and saying that we are here."""
+        looked_s = 0.0
         while not self._over.wait(_LOOK_S):
-            if self._stop.is_set():
-                with contextlib.suppress(Exception):  # the session itself may be ending
+            with contextlib.suppress(Exception):  # the session itself may be ending; what fails now is tried again
+                if self._stop.is_set():
                     self._spark.interruptTag(JOB_TAG)
+                elif time.monotonic() - looked_s > _LOOK_FOR_BARRIERS_S:
+                    looked_s = time.monotonic()
+                    self._barriers.look()
 
     def _begin(self, stop: threading.Event) -> None:
         """Finds out where each table is, and loads those that have nothing yet."""
+        self._points.open()
         for shape in self._reader.shapes().values():
             if shape.relation_oid:
                 self._tables[shape.relation_oid] = MirrorTable(shape, target_of(self._config, shape.qualified_name))
@@ -155,9 +165,14 @@ class Mirror:
                     raise PgtideError(f"The mirror's streaming query ended: {error}")
                 attempts += 1
                 self._query = self._start_query(checkpoint / str(attempts))
-            self._retry_parked()
-            if until_offset is not None and self._done >= until_offset:
-                return
+            if self._batch.acquire(blocking=False):
+                try:
+                    self._retry_parked()
+                    self._meet_barriers()
+                    if until_offset is not None and self._done >= until_offset:
+                        return
+                finally:
+                    self._batch.release()
 
     def _on_batch(self, _plan: DataFrame, _batch_id: int) -> None:
         """All that is in the log by now: a batch grows with the lag, because larger ones cost less per row.
@@ -168,7 +183,8 @@ class Mirror:
         try:
             with self._batch:
                 while self._failure is None and self._reader.end().end_offset > self._done:
-                    self._run_batch(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES))
+                    self._run_batch(self._up_to_barrier(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES)))
+                    self._meet_barriers()
         except _Stopped:
             pass
         except Exception as error:  # noqa: BLE001 - raised by `_watch`
@@ -199,12 +215,13 @@ class Mirror:
                 raise TableError(table.error)
         self._applier.apply(table, to)
 
-    def _publish(self, start: int, to: int) -> None:
+    def _publish(self, start: int, to: int, at_lsn: int = 0) -> bool:
+        """Publishes the point at `to`, under the LSN of its last commit or a later one that is asked for."""
         if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in self._tables.values()):
-            return  # a table is ahead of this batch: there is no version of it to name
-        self._points.publish(
-            self._moment(start, to), {table.name: _coverage(table, to) for table in self._tables.values()}
-        )
+            return False  # a table is ahead of this batch: there is no version of it to name
+        moment = self._moment(start, to)
+        moment = replace(moment, lsn=max(moment.lsn, at_lsn))
+        return self._points.publish(moment, {table.name: _coverage(table, to) for table in self._tables.values()})
 
     def _moment(self, start: int, to: int) -> Moment:
         last = self._points.last
@@ -219,14 +236,35 @@ class Mirror:
     def _retry_parked(self) -> None:
         now = time.monotonic()
         due = [table for table in self._tables.values() if table.error and now >= table.retry_at_s]
-        if due and self._batch.acquire(blocking=False):
-            try:
-                self._each(due, lambda table: self._advance(table, self._done))
-                if any(not table.error for table in due) and self._done == self._reader.end().end_offset:
-                    self._publish(self._reader.first_offset(), self._done)
+        if due:
+            self._each(due, lambda table: self._advance(table, self._done))
+            if any(not table.error for table in due) and self._done == self._reader.end().end_offset:
+                self._publish(self._reader.first_offset(), self._done)
+            self._report()
+
+    def _up_to_barrier(self, to: int) -> int:
+        """The end of a batch that would end at `to`: no later than the next barrier."""
+        self._barriers.look()
+        return min([to, *(place for _, place, _ in self._barriers.placed(self._reader) if place > self._done)])
+
+    def _meet_barriers(self) -> None:
+        """Publishes the points that are asked for where we are now, and tells those who asked too late."""
+        for lsn, place, barrier in self._barriers.placed(self._reader):
+            if place == self._done:
+                loaded = [table for table in self._tables.values() if not table.error and table.is_loaded]
+                self._each(loaded, self._take_head)
+                published = self._publish(self._reader.first_offset(), self._done, lsn)
                 self._report()
-            finally:
-                self._batch.release()
+                self._barriers.answer(barrier, BarrierState.PUBLISHED if published else BarrierState.PASSED)
+            elif place < self._done:
+                self._barriers.answer(barrier, BarrierState.PASSED)
+
+    def _take_head(self, table: MirrorTable) -> None:
+        """Makes sure that we name the table as it is now: somebody else may have written to it."""
+        recorded = self._sink.recorded(table.target)
+        if recorded is None or table.version is None or recorded.snapshot_id != table.version.snapshot_id:
+            table.version = None
+            self._advance(table, self._done)
 
     def _each(self, tables: Iterable[MirrorTable], work: Callable[[MirrorTable], None]) -> None:
         """Does the work for several tables at a time; one that fails is parked."""

@@ -1,8 +1,11 @@
 """Consistent points: for a commit LSN, the version of every table at which they all equal their sources.
 
-A point is written when every table of a batch is done, once per log and offset, into `<catalog>.pgtide.points`.  It
+A point is written when every table of a batch is done, once per log and place, into `<catalog>.pgtide.points`.  It
 has a row only for tables whose version or coverage changed since the point before: what a point says of the others is
 in earlier rows.  A point at which nothing of that changed has one row without a table.
+
+A point's place is its offset and its LSN.  Its LSN is that of the last commit, or a later one that somebody asked for
+(`barriers`): nothing was committed in between, so both name the same state.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ SCHEMA = StructType(
     ]
 )
 
+# Of a table's rows, what holds at the end: at one place coverage is only ever added.
+NEWEST = "max_by(struct(version, covered), struct(`offset`, lsn, covered))"
+
 POINT_READY = declare("mirror.point.ready", "all tables of a batch are written, their point is not")
 POINT_PUBLISHED = declare("mirror.point.published", "a point is published, the batch not yet over")
 
@@ -43,6 +49,10 @@ class Moment:
     offset: int
     lsn: int
     commit_timestamp: datetime | None  # None: the tables as they were loaded, before the first transaction
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.offset, self.lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +74,24 @@ class Points:
         self._max_commit_timestamp: datetime | None = None
         self.last: Moment | None = None  # the newest point
 
-    def publish(self, moment: Moment, tables: Mapping[str, Coverage]) -> None:
-        """Writes the point, unless a later one is there.  At the same offset coverage is added, never taken back."""
+    def open(self) -> None:
+        """Finds out what is published, so that `last` is known before anything is written."""
+        self._load()
+
+    def publish(self, moment: Moment, tables: Mapping[str, Coverage]) -> bool:
+        """Writes the point; false if a later one is there.  One that is there gains coverage, and never loses any."""
         reach(POINT_READY)
         while True:
             version = self._version or self._load()
-            last_offset = self.last.offset if self.last else -1
+            if self.last is not None and self.last.offset == moment.offset:
+                moment = max(moment, self.last, key=lambda one: one.lsn)
+            if self.last is not None and self.last.place > moment.place:
+                return False
             changed = {name: now for name, now in tables.items() if self._known.get(name) != now}
-            if last_offset == moment.offset:
-                changed = {name: now for name, now in changed.items() if now.covered}
-            if last_offset > moment.offset or (last_offset == moment.offset and not changed):
-                return
+            if self.last is not None and self.last.place == moment.place:
+                changed = {name: now for name, now in changed.items() if now.covered and not self._covers(name)}
+                if not changed:
+                    return True
             latest = max(filter(None, (self._max_commit_timestamp, moment.commit_timestamp)), default=None)
             rows = self._spark.createDataFrame(self._rows(moment, latest, changed), SCHEMA)
             try:
@@ -86,6 +103,10 @@ class Points:
         self._max_commit_timestamp = latest
         self.last = moment
         reach(POINT_PUBLISHED)
+        return True
+
+    def _covers(self, name: str) -> bool:
+        return name in self._known and self._known[name].covered
 
     def _rows(self, moment: Moment, latest: datetime | None, changed: Mapping[str, Coverage]) -> pa.Table:
         listed: list[tuple[str | None, Coverage]] = sorted(changed.items()) or [(None, Coverage(None, False))]
@@ -107,14 +128,13 @@ class Points:
             return version
         at = f"{self._target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}'"
         newest = self._spark.sql(
-            "SELECT max_by(struct(`offset`, lsn, commit_timestamp), `offset`) point, "
+            "SELECT max_by(struct(`offset`, lsn, commit_timestamp), struct(`offset`, lsn)) point, "
             f"max(max_commit_timestamp) latest FROM {at}"
         ).toArrow().to_pylist()[0]  # fmt: skip
         self._max_commit_timestamp = newest["latest"]
         self.last = Moment(**newest["point"]) if newest["point"] else None
         rows = self._spark.sql(
-            "SELECT `table`, max_by(version, struct(`offset`, covered)), max_by(covered, struct(`offset`, covered)) "
-            f"FROM {at} AND `table` IS NOT NULL GROUP BY `table`"
+            f"SELECT `table`, {NEWEST}.version, {NEWEST}.covered FROM {at} AND `table` IS NOT NULL GROUP BY `table`"
         )
         self._known = {row[0]: Coverage(row[1], row[2]) for row in rows.collect()}
         return version

@@ -1,0 +1,54 @@
+"""Points, as they are listed and found again."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgtide.errors import ConfigurationError
+from pgtide.failpoints import FailpointReached, arm
+from pgtide.lsn import format_lsn
+from pgtide.spark import at
+from pgtide.spark.at import points
+from tests.spark.conftest import Mirrored
+from tests.spark.logs import insert, table_shape, update
+
+ORDERS = table_shape()
+ITEMS = table_shape("items", oid=16500, key=("id", "region"))
+LATE = table_shape("late", oid=16600)
+
+
+def test_points_are_listed_newest_first_each_with_what_it_covers(mirrored: Mirrored) -> None:
+    mirrored.log.commit(insert(ORDERS, id=1, amount=1), insert(ITEMS, id=1, region="n"))
+    mirrored.run()
+    mirrored.log.commit(update(ORDERS, id=1, amount=2))
+    mirrored.run()
+    mirrored.spark.sql(f"CREATE TABLE {mirrored.target(LATE)} (id bigint) USING iceberg")
+    mirrored.spark.sql(f"INSERT INTO {mirrored.target(LATE)} VALUES (7)")
+    mirrored.log.commit(insert(LATE, id=1))
+    mirrored.run(parked=["public.late"])
+
+    listed = points(mirrored.spark, mirrored.config, limit=10)
+    assert [format_lsn(point.lsn) for point in listed] == [format_lsn(lsn) for lsn in (392, 292, 192)]
+    assert [point.not_covered for point in listed] == [("public.late",), (), ()]
+    assert [list(point.versions) for point in listed] == [["public.items", "public.orders"]] * 3
+    assert listed[0].versions["public.orders"] == listed[1].versions["public.orders"]
+    assert listed[1].versions["public.orders"] != listed[2].versions["public.orders"]
+    assert listed[1].versions["public.items"] == listed[2].versions["public.items"]
+    assert points(mirrored.spark, mirrored.config, limit=2) == listed[:2]
+    assert [at(mirrored.spark, point.lsn, mirrored.config) for point in listed] == listed
+    with pytest.raises(ConfigurationError, match="names no point"):
+        at(mirrored.spark, "yesterday", mirrored.config)
+
+
+def test_a_mirror_that_starts_again_says_at_once_which_point_is_the_latest(mirrored: Mirrored) -> None:
+    end = mirrored.log.commit(insert(ORDERS, id=1))
+    mirrored.run()
+    (mirrored.log.path / "readers" / "mirror.json").unlink()
+    mirrored.log.commit(insert(ORDERS, id=2))
+    arm("mirror.point.ready=raise")
+    try:
+        with pytest.raises(FailpointReached):
+            mirrored.run()
+    finally:
+        arm("")
+    assert mirrored.progress()["point"]["offset"] == end
