@@ -1,7 +1,8 @@
 """What can go wrong, said so that a person can act: what happened, to what, and what to type next.
 
 Three reactions: `TransientError` is retried, `TableError` parks one table, everything else stops the
-process.  `ConfigurationError` and `SourceNotReadyError` are found before anything is touched: exit code 2.
+process.  `ConfigurationError`, `SourceNotReadyError` and `NotRunningError` are found before anything is touched: exit
+code 2.
 All of them survive pickling, because some are raised in Spark's workers.
 """
 
@@ -37,6 +38,12 @@ class ConfigurationError(PgtideError):
 
 class SourceNotReadyError(PgtideError):
     """The server cannot serve as a source as it is (unreachable, privileges, settings); nothing was touched."""
+
+    exit_code = 2
+
+
+class NotRunningError(PgtideError):
+    """A part of pgtide that a command needs does not run; nothing was touched."""
 
     exit_code = 2
 

@@ -20,7 +20,7 @@ from tests.database import Database, create_database
 from tests.replication.roles import role
 from tests.waiting import wait_for
 
-COMMANDS = ["init", "run", "capture", "mirror", "status", "demo"]
+COMMANDS = ["init", "run", "capture", "mirror", "status", "verify", "demo"]
 
 
 @pytest.fixture

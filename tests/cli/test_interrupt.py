@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pgtide.cli.run import _stopped_by_signals
+from pgtide.cli.parts import stopped_by_signals
 from tests.cli.program import PROGRAM, environment
 from tests.database import Database
 from tests.waiting import wait_for
@@ -71,7 +71,7 @@ def test_ctrl_c_ends_everything(stage: str, database: Database, tmp_path: Path) 
 
 
 def test_a_signal_is_passed_on_even_while_the_main_thread_holds_the_events_lock() -> None:
-    with _stopped_by_signals() as stop:
+    with stopped_by_signals() as stop:
         with stop._cond:  # type: ignore[attr-defined]  # as inside stop.wait(), where a signal may well arrive
             os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(LIMIT_S)

@@ -11,17 +11,18 @@ import pytest
 from pgtide import demo
 from pgtide.demo import report
 from pgtide.demo.books import Books
-from pgtide.demo.equality import Comparison
 from pgtide.demo.proof import Proof, proof_from_json
 from pgtide.demo.shop import TABLES
 from pgtide.demo.story import Story
+from pgtide.spark.comparison import Comparison, Difference
 
 BALANCED = Books("0/AB", 3, Decimal(60), Decimal(60), Decimal(60), 0, 0, goods=20, without_product=0, goods_expected=20)
 EQUAL = Comparison(5, 5, missing=0, extra=0, differing=0)
 GOOD = Proof(BALANCED, replace(BALANCED, lsn="0/AA"), {table.name: EQUAL for table in TABLES})
+LOST = Difference("missing", {"id": "7"}, {"id": "7", "note": None}, None)
 LOST_A_ROW = replace(
     GOOD,
-    tables=GOOD.tables | {"orders": replace(EQUAL, mirror_rows=4, missing=1, examples=("id = 7: only in the source",))},
+    tables=GOOD.tables | {"orders": replace(EQUAL, mirror_rows=4, missing=1, examples=(LOST,))},
 )
 UNBALANCED = replace(GOOD, earlier=replace(BALANCED, unbalanced=2))
 PARTIAL = replace(GOOD, tables={"orders": EQUAL})
@@ -65,7 +66,7 @@ def test_a_proof_that_holds_is_told_as_one() -> None:
     ("proof", "words"),
     [
         (LOST_A_ROW, "orders: 5 rows in the source, 4 in the mirror; 1 missing"),
-        (LOST_A_ROW, "id = 7: only in the source"),
+        (LOST_A_ROW, "id = '7': only in the source: id = '7', note = NULL"),
         (UNBALANCED, "At a point from before the kill (0/AB) the books do not balance"),
     ],
 )

@@ -1,6 +1,6 @@
 """The commands: what people type, and how they are told what went wrong.
 
-Bodies are elsewhere (`run`, `status`, `pgtide.demo`) and imported when called.
+Bodies are elsewhere (`run`, `status`, `verify`, `pgtide.demo`) and imported when called.
 """
 
 from __future__ import annotations
@@ -201,6 +201,39 @@ def status(config: ConfigFile = None, settings: Settings = None, as_json: AsJson
 
 
 @app.command(epilog=_EXIT_CODES)
+def verify(
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Only these: schema.table. All if none is named.")
+    ] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    catch_up: Annotated[
+        bool,
+        typer.Option(
+            "--catch-up", metavar="", help="Nothing runs: capture and mirror here, only until the comparison is made."
+        ),
+    ] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", help="How long to wait until the mirror is there.")
+    ] = 600,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that mirrors equal their sources, row for row and column for column, while both go on.
+
+    It takes a snapshot of the source, has the mirror publish a point at exactly that moment, and compares the two with
+    Spark; the first differences are shown in full. It needs `pgtide run` beside it. Exit code 1 if something differs,
+    or a table could not be compared.
+
+    Example: `pgtide verify public.orders --json`
+    """
+    from pgtide.cli.verify import run_verify
+
+    found = _configuration(config, settings)
+    if not run_verify(found, tables or [], catch_up=catch_up, wait_s=wait, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command(epilog=_EXIT_CODES)
 def demo(
     as_json: AsJson = False,
     keep: Annotated[
@@ -312,3 +345,41 @@ def log_prune(
     from pgtide.cli.log import prune
 
     prune(_configuration(config, settings), hours=hours, max_bytes=max_bytes, yes=yes)
+
+
+points_app = typer.Typer(
+    no_args_is_help=True, help="The consistent points of the mirror: LSNs at which all tables agree with the source."
+)
+app.add_typer(points_app, name="points")
+
+
+@points_app.command("list", epilog=_EXIT_CODES)
+def points_list(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """The newest points, newest first; no mirror has to run.
+
+    Example: `pgtide points list --limit 5`
+    """
+    from pgtide.cli.points import list_points
+
+    list_points(_configuration(config, settings), limit=limit, as_json=as_json)
+
+
+@points_app.command("show", epilog=_EXIT_CODES)
+def points_show(
+    point: Annotated[str, typer.Argument(metavar="POINT", help="latest, an LSN, or a timestamp.")] = "latest",
+    config: ConfigFile = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """One point, the newest that is not later than the one named: which version of each table belongs to it.
+
+    Example: `pgtide points show 0/1A2B3C4D`
+    """
+    from pgtide.cli.points import show_point
+
+    show_point(_configuration(config, settings), point=point, as_json=as_json)

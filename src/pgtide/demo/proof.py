@@ -13,7 +13,7 @@ import psycopg
 
 from pgtide.config import Config
 from pgtide.demo.books import Books, books_from_json, check_books
-from pgtide.demo.equality import Comparison, compare, comparison_from_json, read_source
+from pgtide.demo.equality import compare_table, read_source
 from pgtide.demo.shop import TABLES
 from pgtide.lsn import format_lsn
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pgtide.spark import Point
+    from pgtide.spark.comparison import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Proof:
 
 
 def proof_from_json(text: bytes) -> Proof:
+    from pgtide.spark.comparison import comparison_from_json
+
     data: dict[str, Any] = json.loads(text)
     return Proof(
         books_from_json(data["latest"]),
@@ -91,5 +94,5 @@ def _compare_all(spark: SparkSession, config: Config, point: Point) -> dict[str,
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         for table in TABLES:
             mirror = point.table(table.qualified_name)
-            found[table.name] = compare(spark, table, read_source(connection, table), mirror)
+            found[table.name] = compare_table(spark, table, read_source(connection, table), mirror)
     return found

@@ -30,6 +30,8 @@ def as_json(proof: Proof, restarts: int, seconds: float) -> str:
 
 def as_text(proof: Proof, restarts: int, transactions: int, seconds: float) -> Iterator[tuple[str, bool]]:
     """Lines, each with whether it is good news."""
+    from pgtide.spark.comparison import described, shown
+
     kills = f"{restarts} kill{'' if restarts == 1 else 's'}"
     head = f"after {transactions:,} transactions and {kills}, in {seconds:.0f} s"
     yield (f"Proved {head}:" if proof.holds else f"NOT proved {head}:"), proof.holds
@@ -41,12 +43,8 @@ def as_text(proof: Proof, restarts: int, transactions: int, seconds: float) -> I
         yield f"  Every mirror equals its source, {rows:,} rows compared row for row, column for column: {names}.", True
     for name, found in proof.tables.items():
         if found.mismatches:
-            counts = f"{found.missing:,} missing, {found.extra:,} too many, {found.differing:,} differ"
-            yield (
-                f"  {name}: {found.source_rows:,} rows in the source, {found.mirror_rows:,} in the mirror; {counts}.",
-                False,
-            )
-            yield from ((f"    {example}", False) for example in (*filter(None, [found.columns]), *found.examples))
+            yield f"  {name}: {described(found)}", False
+            yield from ((f"    {shown(example)}", False) for example in found.examples)
 
 
 def _books(where: str, books: Books) -> Iterator[tuple[str, bool]]:

@@ -17,7 +17,16 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    IntegerType,
+    MapType,
+    ShortType,
+    StructField,
+    StructType,
+)
 
 from pgtide.errors import TableError
 from pgtide.failpoints import declare, reach
@@ -258,6 +267,21 @@ def _literal(text: str) -> str:
 
 def _discard(_: DataFrame) -> None:
     """A statement such as MERGE has run when `sql` returns; its DataFrame holds nothing to look at."""
+
+
+def stored_type(of: DataType) -> DataType:
+    """The type that Iceberg has for a type of Spark's: it knows no integers of less than four bytes."""
+    match of:
+        case ShortType() | ByteType():
+            return IntegerType()
+        case ArrayType():
+            return ArrayType(stored_type(of.elementType))
+        case MapType():
+            return MapType(stored_type(of.keyType), stored_type(of.valueType))
+        case StructType():
+            return StructType([StructField(field.name, stored_type(field.dataType)) for field in of])
+        case _:
+            return of
 
 
 def check_ours(version: Version, log_id: str) -> None:
