@@ -21,6 +21,8 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     "transactions": NOUNS | {"log.block", "log.files"},
     "log": NOUNS,
     "snapshot": NOUNS | {"replication", "decode", "log"},
+    # A source beside Postgres: it needs the buffer and the log, and nothing that talks to Postgres.
+    "redo": NOUNS | {"transactions", "log"},
     "capture": NOUNS | {"replication", "decode", "transactions", "log", "snapshot"},
     "sinks": NOUNS,
     # The first load and verify read Postgres from Spark's workers; sessions are built in one place, pgtide.local.

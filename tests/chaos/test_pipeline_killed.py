@@ -24,6 +24,7 @@ from pgtide import failpoints
 from tests.capture.test_crashes import kill_points as capture_points
 from tests.capture.test_crashes import traffic
 from tests.database import Database
+from tests.redo.test_crashes import OWN as REDO
 
 # In the order in which a first start and the batches after it reach them.
 LOAD = ("mirror.table.created", "load.table.begun", "load.range.appended", "load.table.closed", "load.finished")
@@ -99,4 +100,4 @@ def test_pipeline_killed_at_point_after_point(
 
 
 def test_every_kill_point_is_visited_by_a_crash_test() -> None:
-    assert all_points() == {*capture_points(), *LOAD, *BATCH}
+    assert all_points() == {*capture_points(), *LOAD, *BATCH, *REDO}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -52,3 +58,19 @@ def write(writer: LogWriter, work: Iterable[Committed | LargeTransaction | Spool
             item.run()
     if pieces:
         writer.write(pieces)
+
+
+@contextmanager
+def quick_disk() -> Iterator[Path]:
+    """A folder for a test in which processes die, but the machine does not: fsync may do nothing."""
+    with tempfile.TemporaryDirectory() as folder, patch("os.fsync"), patch("os.fdatasync"):
+        yield Path(folder)
+        close_files_below(Path(folder))
+
+
+def close_files_below(folder: Path) -> None:
+    """What the system does for a process that has died: here the test itself plays it, and goes on."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{folder}/"):
+                os.close(int(descriptor))

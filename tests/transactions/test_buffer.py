@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from pgtide.transactions.buffer import Commit, TransactionBuffer
 from pgtide.transactions.places import Places, dense, merged
 from pgtide.transactions.spool import Spool
 from tests.log.building import contents, new_log
-from tests.transactions.rows import TABLES, inserts, rows_of
+from tests.transactions.rows import TABLES, inserts, quick_disk, rows_of
 
 
 class Model:
@@ -59,8 +58,8 @@ def test_committed_transactions_equal_the_model_whatever_the_budget(
     steps: list[tuple[object, ...]], memory_bytes: int, piece_bytes: int
 ) -> None:
     model = Model()
-    with tempfile.TemporaryDirectory() as folder:
-        path = new_log(Path(folder) / "log")
+    with quick_disk() as folder:
+        path = new_log(folder / "log")
         writer = LogWriter(path)
         buffer = TransactionBuffer(Spool(path / "spool", file_bytes=1000), memory_bytes, piece_bytes)
         key, lsn = 0, 1000

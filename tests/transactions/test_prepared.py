@@ -6,12 +6,8 @@ what is durable, but of a transaction that was prepared before only its end.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,7 +23,7 @@ from pgtide.transactions.buffer import Commit, Prepare, TransactionBuffer
 from pgtide.transactions.prepared import Forget, Keep, NoteCommit, SpoolStep
 from pgtide.transactions.spool import Spool
 from tests.log.building import contents, new_log
-from tests.transactions.rows import inserts, write
+from tests.transactions.rows import close_files_below, inserts, quick_disk, write
 
 ENDS = ("commit", "rollback", "prepare")
 
@@ -125,6 +121,7 @@ class Consumer:
         self.start()
 
     def start(self) -> None:
+        close_files_below(self.path)  # of the one that has died
         self.writer = LogWriter(self.path)
         spool = Spool(self.path / "spool", file_bytes=1000)
         self.durable_lsn = self.writer.durable_lsn
@@ -170,13 +167,6 @@ steps = st.lists(
 )
 
 
-@contextmanager
-def quick_disk() -> Iterator[None]:
-    """Processes die here, the machine does not: fsync may do nothing."""
-    with patch("os.fsync"), patch("os.fdatasync"):
-        yield
-
-
 def taken(consumer: Consumer, event: Event, choice: int) -> bool:
     """Whether the consumer has survived the event; it dies now and then at one of the points on the way."""
     points = POINTS.get(event.kind, [])
@@ -190,14 +180,14 @@ def taken(consumer: Consumer, event: Event, choice: int) -> bool:
         failpoints.arm("")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(steps=steps, memory_bytes=st.sampled_from([1, 400, 1 << 20]), piece_bytes=st.sampled_from([1, 500, 1 << 20]))
 def test_histories_with_prepared_transactions_and_crashes_equal_the_model(
     steps: list[tuple[int, int, list[tuple[int, int]], int]], memory_bytes: int, piece_bytes: int
 ) -> None:
     source = Source()
-    with tempfile.TemporaryDirectory() as folder, quick_disk():
-        consumer = Consumer(new_log(Path(folder) / "log"), memory_bytes, piece_bytes)
+    with quick_disk() as folder:
+        consumer = Consumer(new_log(folder / "log"), memory_bytes, piece_bytes)
         for session, choice, parts, death in steps:
             if not taken(consumer, source.step(session, choice, parts), death):
                 consumer.start()

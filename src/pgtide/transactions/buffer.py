@@ -19,7 +19,7 @@ from pgtide.errors import LogError, PgtideError
 from pgtide.lsn import format_lsn
 from pgtide.transactions.pending import Pending
 from pgtide.transactions.pieces import Commit
-from pgtide.transactions.prepared import Forget, Keep, NoteCommit, Prepare, Prepared, SpoolStep, load_prepared
+from pgtide.transactions.prepared import Forget, Keep, Key, NoteCommit, Prepare, Prepared, SpoolStep, load_prepared
 from pgtide.transactions.spool import Spool
 
 __all__ = ["Commit", "Prepare", "TransactionBuffer"]
@@ -45,9 +45,14 @@ class TransactionBuffer:
         self._budget_bytes = memory_bytes
         self._piece_bytes = piece_bytes
         self._open: dict[int, Pending] = {}
-        self._prepared = {prepared.key: prepared for prepared in load_prepared(spool, durable_lsn)}
+        self._prepared: dict[Key, Prepared] = {}
         self.memory_bytes = 0
-        spool.remove_all_but({path for each in self._prepared.values() for path in (each.note, *each.rows)})
+        self._restore(durable_lsn)
+
+    def _restore(self, durable_lsn: int) -> None:
+        """What an earlier process has left: the source sends all of it again but prepared transactions."""
+        self._prepared = {prepared.key: prepared for prepared in load_prepared(self._spool, durable_lsn)}
+        self._spool.remove_all_but({path for each in self._prepared.values() for path in (each.note, *each.rows)})
 
     @property
     def open_transactions(self) -> int:
@@ -65,12 +70,20 @@ class TransactionBuffer:
     def next_place(self, xid: int) -> int:
         return self._transaction(xid).places.count
 
-    def append(self, xid: int, subxids: npt.NDArray[np.uint32], tables: Sequence[TableRows]) -> None:
-        """Adds changes: `subxids` says for each place from `next_place` on which subtransaction wrote it."""
+    def append(
+        self,
+        xid: int,
+        subxids: npt.NDArray[np.uint32],
+        tables: Sequence[TableRows],
+        row_ids: Sequence[bytes] | None = None,
+    ) -> None:
+        """Adds changes: `subxids` says for each place from `next_place` on which subtransaction wrote it.
+
+        `row_ids` names the row that each place changes, for a source that undoes changes by naming rows.
+        """
         transaction = self._transaction(xid)
         before = transaction.memory_bytes
-        transaction.places.add(subxids)
-        transaction.append(tables)
+        transaction.append(subxids, tables, row_ids)
         self.memory_bytes += transaction.memory_bytes - before
         while self.memory_bytes > self._budget_bytes:
             self._spill(max(self._open.values(), key=lambda each: each.memory_bytes))
@@ -86,6 +99,10 @@ class TransactionBuffer:
             if gone:
                 transaction.drop_rows(gone)
                 self.memory_bytes += transaction.memory_bytes - before
+
+    def undo(self, xid: int, rows: int | Sequence[bytes]) -> None:
+        """Takes changes back, the newest first: so many, or one of each of these rows, in this order."""
+        self._transaction(xid).undo(rows)
 
     def forget(self, xid: int) -> None:
         """Drops a transaction; one that is not known is none (its changes may all have been filtered away)."""
@@ -109,12 +126,13 @@ class TransactionBuffer:
         if transaction.files is not None:
             self._spill(transaction)
             large = transaction.by_reference(commit, kept=False)
+            self._spool.discard([transaction.files.ids])
             transaction.files.release()
             del self._open[xid]
             return large
         del self._open[xid]
         self.memory_bytes -= transaction.memory_bytes
-        return transaction.in_memory(commit)
+        return transaction.whole(commit)
 
     def prepare(self, xid: int, prepare: Prepare) -> list[SpoolStep]:
         """The transaction waits in the spool for its end.  It may have no changes: its end comes all the same."""
@@ -137,18 +155,11 @@ class TransactionBuffer:
 
         One that is not known is an error, never an empty transaction.
         """
-        prepared = self._prepared.pop((gid, xid), None)
-        files = prepared.transaction.files if prepared is not None else None
-        if prepared is None or files is None or not files.are_there():
-            raise LogError(
-                f"prepared transaction {gid!r} (xid {xid}) was committed at {format_lsn(commit.commit_lsn)}, but its "
-                f"rows are not in the spool {self._spool.folder}, and the source does not send them again",
-                remedy="if the spool was moved, set capture.spool_path to where it is; if it is lost, begin a new log",
-            )
+        prepared = self._take_prepared(gid, xid, commit)
         commit = replace(commit, origin=prepared.prepare.origin)
         transaction: list[Committed | LargeTransaction] = []
-        if files.row_bytes <= self._piece_bytes:
-            transaction += prepared.transaction.read_back(commit)
+        if prepared.transaction.row_bytes <= self._piece_bytes:
+            transaction += prepared.transaction.whole(commit)
         elif prepared.transaction.places.kept:
             transaction.append(prepared.transaction.by_reference(commit, kept=True))
         noted = NoteCommit(prepared.note, prepared.encoded(commit.end_lsn))
@@ -158,6 +169,17 @@ class TransactionBuffer:
         """Drops a prepared transaction; one that is not known is none: its prepare may have been skipped."""
         prepared = self._prepared.pop((gid, xid), None)
         return [] if prepared is None else self._forget_prepared(prepared)
+
+    def _take_prepared(self, gid: str, xid: int, commit: Commit) -> Prepared:
+        prepared = self._prepared.pop((gid, xid), None)
+        files = prepared.transaction.files if prepared is not None else None
+        if prepared is None or files is None or not files.are_there():
+            raise LogError(
+                f"prepared transaction {gid!r} (xid {xid}) was committed at {format_lsn(commit.commit_lsn)}, but its "
+                f"rows are not in the spool {self._spool.folder}, and the source does not send them again",
+                remedy="if the spool was moved, set capture.spool_path to where it is; if it is lost, begin a new log",
+            )
+        return prepared
 
     def _forget_prepared(self, prepared: Prepared) -> list[SpoolStep]:
         forget = Forget(prepared.note, prepared.rows)

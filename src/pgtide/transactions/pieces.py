@@ -26,6 +26,7 @@ class Commit:
     commit_timestamp_us: int
     kind: TransactionKind = TransactionKind.COMMIT
     origin: str | None = None
+    extra: bytes | None = None  # what else the source says, kept with the transaction
 
 
 UNKNOWN = Commit(0, 0, 0)  # of a transaction that has not ended
@@ -35,7 +36,7 @@ def entry(xid: int, commit: Commit, changes: int, *, ends: bool) -> pa.RecordBat
     """A transaction's row of the schema TRANSACTIONS; while it goes on its end LSN is not told."""
     values = {
         "kind": int(commit.kind),
-        "xid": xid,
+        "xid": xid & 0xFFFFFFFF,  # of a source with longer ones the end, which tells neighbours apart
         "commit_lsn": commit.commit_lsn,
         "end_lsn": commit.end_lsn if ends else 0,
         "commit_timestamp": commit.commit_timestamp_us,
@@ -44,7 +45,7 @@ def entry(xid: int, commit: Commit, changes: int, *, ends: bool) -> pa.RecordBat
         "changes": changes,
         "ends": ends,
         "origin": commit.origin,
-        "extra": None,
+        "extra": commit.extra,
     }
     return pa.RecordBatch.from_pylist([values], schema=TRANSACTIONS)
 

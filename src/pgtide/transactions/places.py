@@ -1,11 +1,13 @@
 """Places of a transaction: who wrote them, and which were rolled back.
 
 A place is the number of a change within its transaction, in the order of arrival.  Changes come in long runs of one
-subtransaction, so runs are kept, not rows; rolling back a savepoint turns its runs into ranges to leave out.
+subtransaction, so runs are kept, not rows; rolling back a savepoint turns its runs into ranges to leave out.  Sources
+that do not name subtransactions tell which changes are undone, the newest first.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +46,35 @@ class Places:
         gone = self._runs.pop(subxid, [])
         self._gone = merged([*self._gone, *gone])
         return gone
+
+    def undo(self, place: int) -> None:
+        """Leaves one place out from now on."""
+        self._leave_out(place, place + 1)
+
+    def undo_newest(self, count: int) -> None:
+        """Leaves out the newest places that are not left out yet."""
+        assert count <= self.kept, "more undone than done"
+        while count:
+            high = self.end
+            low = next((range_high for _, range_high in reversed(self._gone) if range_high < high), 0)
+            low = max(low, high - count)
+            self._leave_out(low, high)
+            count -= high - low
+
+    def _leave_out(self, low: int, high: int) -> None:
+        """Puts one range among those that are left out; it touches none of their places."""
+        at = bisect.bisect(self._gone, (low, high))
+        if at < len(self._gone) and self._gone[at][0] == high:
+            high = self._gone.pop(at)[1]
+        if at and self._gone[at - 1][1] == low:
+            at -= 1
+            low = self._gone.pop(at)[0]
+        self._gone.insert(at, (low, high))
+
+    @property
+    def end(self) -> int:
+        """The place behind the newest that is not left out; 0 if all are."""
+        return self._gone[-1][0] if self._gone and self._gone[-1][1] == self.count else self.count
 
     @property
     def gone(self) -> list[Range]:

@@ -64,8 +64,7 @@ class Prepared:
 
     @property
     def rows(self) -> tuple[Path, ...]:
-        assert self.transaction.files is not None
-        return tuple(self.transaction.files.paths)
+        return self.transaction.all_files
 
     def encoded(self, committed_end_lsn: int = 0) -> bytes:
         """The note; once the transaction commits, with the end LSN of the commit."""

@@ -2,7 +2,8 @@
 
 A file is a run of blocks without a segment's header; a row's `_place` is its place in the transaction.  Nothing is
 fsynced here by itself: until the commit the source can send everything again.  What it cannot send again is made
-durable by whoever knows that (`prepared`).  At the commit the log takes the files as they are, without copying a row.
+durable by whoever knows that (`prepared`, `persistent`).  At the commit the log takes the files as they are, without
+copying a row.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from pgtide.transactions.pieces import Piece, row_bytes
 FILE_BYTES = 128 << 20
 ROWS_SUFFIX = ".spool"
 NOTE_SUFFIX = ".prepared"
-# Rows, notes, and notes that were being written when the process died; all begin with the number of their transaction.
-_NAME = re.compile(r"\.?(\d{10})(-\d{4}\.spool|\.prepared)(\.\d+\.tmp)?")
+IDS_SUFFIX = ".ids"
+# All begin with the number of their transaction; and what was being written aside when the process died.
+_NAME = re.compile(r"(\d{10})(-\d{4}\.spool|\.prepared|\.ids)|\.(\d{10}\.prepared|position\.json)\.\d+\.tmp")
 
 
 class Spool:
@@ -42,13 +44,15 @@ class Spool:
         self.folder = folder
         self.file_bytes = file_bytes
         self.used_bytes = 0
+        self.named: frozenset[Path] = frozenset()  # must stay, whatever becomes of their transactions
         self._max_bytes = max_bytes
         make_directory(folder)
-        self._number = max((_number_of(path) for path in self.files()), default=0)
+        numbers = [match[1] for path in self.files() if (match := _NAME.fullmatch(path.name))]
+        self._number = max((int(number) for number in numbers if number), default=0)
 
     def files(self) -> list[Path]:
         """Everything that a spool has left here; other files of the folder are somebody else's."""
-        return [path for path in self.folder.iterdir() if _number_of(path)]
+        return [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
 
     def new_files(self, transaction: str) -> SpooledFiles:
         self._number += 1
@@ -58,6 +62,12 @@ class Spool:
         """Empties the spool: the source sends again what is not kept."""
         for path in set(self.files()).difference(kept):
             path.unlink(missing_ok=True)
+
+    def discard(self, paths: Collection[Path]) -> None:
+        """Removes files that nobody needs; those that are named go later, when they are not named any more."""
+        for path in paths:
+            if path not in self.named:
+                path.unlink(missing_ok=True)
 
     def claim(self, count: int, transaction: str) -> None:
         """Counts bytes that are about to be written; more than the limit is an error."""
@@ -79,8 +89,15 @@ class SpooledFiles:
         self.lengths: list[int] = []  # how many bytes of each file count
         self.shapes: dict[str, TableShape] = {}
         self.row_bytes = 0  # what the rows take in memory
+        self.dirty: set[Path] = set()  # written, and perhaps not durable
         self._spool = spool
         self._transaction = transaction
+        self._sealed = False  # behind what counts in the last file there may be something else
+
+    @property
+    def ids(self) -> Path:
+        """Where the ids of the rows are, if the source has any."""
+        return self.folder / (self.stem + IDS_SUFFIX)
 
     @property
     def nbytes(self) -> int:
@@ -94,9 +111,11 @@ class SpooledFiles:
         """Writes rows behind those that are there; their places begin at `first_place` or later."""
         block = encode_block(pieces, first_place, OpenTransaction(0))
         self._spool.claim(len(block.data), self._transaction)
-        if not self.paths or self.lengths[-1] >= self._spool.file_bytes:
+        if not self.paths or self._sealed or self.lengths[-1] >= self._spool.file_bytes:
             self.paths.append(self.folder / f"{self.stem}-{len(self.paths):04d}{ROWS_SUFFIX}")
             self.lengths.append(0)
+            self._sealed = False
+        self.dirty.add(self.paths[-1])
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             with _opened(self.paths[-1], flags) as descriptor:
@@ -137,7 +156,7 @@ class SpooledFiles:
             "stem": self.stem,
             "files": [[path.name, length] for path, length in zip(self.paths, self.lengths, strict=True)],
             "row_bytes": self.row_bytes,
-            "shapes": [shape.to_json() for shape in self.shapes.values()],
+            "shapes": {fingerprint: shape.to_json() for fingerprint, shape in self.shapes.items()},
         }
 
     @staticmethod
@@ -147,19 +166,19 @@ class SpooledFiles:
         files.paths = [spool.folder / name for name, _ in data["files"]]
         files.lengths = [length for _, length in data["files"]]
         files.row_bytes = data["row_bytes"]
-        shapes = [TableShape.from_json(shape) for shape in data["shapes"]]
-        files.shapes = {shape.fingerprint: shape for shape in shapes}
+        files.shapes = {fingerprint: TableShape.from_json(shape) for fingerprint, shape in data["shapes"].items()}
+        files._sealed = True
         spool.used_bytes += files.nbytes
+        spool._number = max(spool._number, int(files.stem))  # it may have no file yet
         return files
 
     def release(self) -> None:
         """The files belong to somebody else now."""
         self._spool.used_bytes -= self.nbytes
-        self.paths, self.lengths = [], []
+        self.paths, self.lengths, self.dirty = [], [], set()
 
     def remove(self) -> None:
-        for path in self.paths:
-            path.unlink(missing_ok=True)
+        self._spool.discard([*self.paths, self.ids])
         self.release()
 
 
@@ -173,12 +192,6 @@ def fsync_files(paths: Sequence[Path], folder: Path) -> None:
                 # A second fsync would "succeed" on pages that never reached the disk, and the rows are nowhere else.
                 raise TransientError(f"{path} cannot be made durable: {error}; its rows are read again") from error
     fsync_path(folder)
-
-
-def _number_of(path: Path) -> int:
-    """The number of the transaction that a file of the spool belongs to; 0 for a file that is none of ours."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else 0
 
 
 @contextlib.contextmanager
