@@ -66,7 +66,7 @@ def _created(replication: Connection, side: Connection, stop: threading.Event, l
             raise
         raise TransientError(
             f"no snapshot within {limit_s:g} s: it waits for transactions that are writing now: {_writers(side)}",
-            remedy="Let them end, or end them (SELECT pg_terminate_backend(PID)), and verify again.",
+            remedy="Let them end, or end them (SELECT pg_terminate_backend(…)), and verify again.",
         ) from None
     finally:
         over.set()
@@ -75,7 +75,9 @@ def _created(replication: Connection, side: Connection, stop: threading.Event, l
 def _writers(connection: Connection) -> str:
     with postgres_errors("looking at open transactions"):
         rows = connection.execute(
-            "SELECT pid, application_name, extract(epoch FROM clock_timestamp() - xact_start)::int8 "
-            "FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 5"
+            "SELECT format('server process %s (%L, for %s s)', pid, application_name, "
+            "              extract(epoch FROM clock_timestamp() - xact_start)::int8) "
+            "FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL "
+            "UNION ALL SELECT format('prepared transaction %L', gid) FROM pg_catalog.pg_prepared_xacts LIMIT 5"
         ).fetchall()
-    return ", ".join(f"server process {pid} ({name!r}, for {age_s} s)" for pid, name, age_s in rows) or "none any more"
+    return ", ".join(row[0] for row in rows) or "none any more"

@@ -76,7 +76,8 @@ class Points:
 
     def open(self) -> None:
         """Finds out what is published, so that `last` is known before anything is written."""
-        self._load()
+        if self._sink.recorded(self._target) is not None:
+            self._load()
 
     def publish(self, moment: Moment, tables: Mapping[str, Coverage]) -> bool:
         """Writes the point; false if a later one is there.  One that is there gains coverage, and never loses any."""
