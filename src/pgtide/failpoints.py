@@ -8,7 +8,7 @@ variable `PGTIDE_FAILPOINTS` turns points into actions, for this process and its
     mirror.merged=raise               raise FailpointReached
     log.block.written=fail:ENOSPC     raise that OSError
     log.block.written=delay:250       wait 250 ms
-    log.block.written=hold:/path      wait until that file exists
+    log.block.written=hold:/path      wait until that file exists; /path.held says that it has come so far
 
 Several are separated by commas.  Every point is declared with `declare`, so that a test can list them all and
 fail for one that no crash test visits.
@@ -95,5 +95,6 @@ def _act(name: str, point: _Armed) -> None:
     elif point.action == "delay":
         time.sleep(float(point.argument) / 1000)
     else:
+        os.close(os.open(f"{point.argument}.held", os.O_CREAT | os.O_WRONLY))
         while not os.path.exists(point.argument):
             time.sleep(_HOLD_POLL_S)

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pgtide.capture.pipeline import Capture, CaptureState
+from pgtide.capture.attend import CaptureState
+from pgtide.capture.pipeline import Capture
 from pgtide.change import Op
 from pgtide.config import Config, Log, Snapshot, Source
 from pgtide.errors import LogError
@@ -153,6 +154,10 @@ class CaptureProcess:
                 stdout=output,
                 stderr=output,
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def returncode(self) -> int | None:
         return self._process.poll()

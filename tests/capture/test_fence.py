@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pgtide.capture.pipeline import CaptureState
+from pgtide.capture.attend import CaptureState
 from pgtide.config import Config
 from pgtide.log.control import TableHistory, histories
 from pgtide.lsn import parse_lsn

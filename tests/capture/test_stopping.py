@@ -13,7 +13,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pgtide import failpoints, local
-from pgtide.capture.pipeline import Capture, CaptureState
+from pgtide.capture.attend import CaptureState
+from pgtide.capture.pipeline import Capture
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError
 from pgtide.log.control import request_snapshot

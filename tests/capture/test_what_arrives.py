@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgtide.capture.pipeline import CaptureState
+from pgtide.capture.attend import CaptureState
 from pgtide.change import Op
 from pgtide.local import VERSIONS, LocalPostgres
 from pgtide.log.reader import LogReader

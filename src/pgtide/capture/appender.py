@@ -83,6 +83,16 @@ class Appender:
                 lambda: (not self._queue and not self._in_hand) or self.failure is not None, timeout_s
             )
 
+    def must_be_opened_again(self) -> bool:
+        """Whether the log has to be opened anew after a failure that may pass.
+
+        Raises what does not pass: above all that another capture has taken over, whether it still runs or not.
+        """
+        self._writer.check_not_fenced()
+        if self.failure is not None and not isinstance(self.failure, TransientError):
+            raise self.failure
+        return self.failure is not None
+
     def raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
@@ -105,7 +115,8 @@ class Appender:
             self._writer.close()
 
     def _has_room(self) -> bool:
-        return self._queued_bytes < self._limit_bytes or self.failure is not None
+        """Nothing more is taken while the log cannot be written: what is not read stays with the server."""
+        return (self._queued_bytes < self._limit_bytes and self.trouble is None) or self.failure is not None
 
     def _run(self) -> None:
         try:

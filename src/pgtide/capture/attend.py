@@ -1,61 +1,113 @@
-"""What has to be looked after while changes are read: slot and publication, snapshots for loads, fences, retention.
+"""What the reading thread does besides reading: it answers the server, says what the capture is doing, and looks after
+snapshots for loads, fences, retention, slot and publication now and then.
 
-Called by the reading thread every now and then, also while it waits for a log that cannot be written.
+All of that goes on while nothing can be read because the log cannot be written: the connection stays alive, and
+retention, which may be what makes room again, takes place.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from pgtide.capture import watch
 from pgtide.capture.appender import Appender
 from pgtide.capture.fence import Fence
+from pgtide.capture.health import Health
 from pgtide.capture.keeper import SnapshotKeeper
 from pgtide.capture.start import Sides
 from pgtide.capture.tidy import Tidier
-from pgtide.capture.watch import SourceWatch
+from pgtide.failpoints import declare, reach
+from pgtide.replication.stream import ReplicationStream
 
-_INTERVAL_S = 0.2
+_ACKNOWLEDGED = declare("capture.acknowledged", "the server was told how far the log is durable")
+
+STATUS_INTERVAL_S = 1.0  # walsenders miss wake-ups now and then; a status message releases them
+_CONTROL_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureState:
+    """What the capture is doing, for people: streaming, or why not."""
+
+    phase: str  # starting, streaming, waiting, stopped
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Charges:
+    """What is looked after; it outlives a connection."""
+
+    source: watch.SourceWatch
+    keeper: SnapshotKeeper
+    fence: Fence
+    tidier: Tidier
+    health: Health
 
 
 class Attendant:
-    """For one connection; what it looks after outlives it."""
+    """For the time of one connection."""
 
     def __init__(
         self,
+        stream: ReplicationStream,
         sides: Sides,
         appender: Appender,
-        source: SourceWatch,
-        keeper: SnapshotKeeper,
-        fence: Fence,
-        tidier: Tidier,
-        tell: Callable[[str], None],
+        charges: Charges,
+        on_state: Callable[[CaptureState], None],
+        warn: Callable[[str], None],
     ) -> None:
+        self._stream = stream
         self._sides = sides
         self._appender = appender
-        self._source = source
-        self._keeper = keeper
-        self._fence = fence
-        self._tidier = tidier
-        self._tell = tell
-        self._told: tuple[str, ...] = ()
-        self._next = 0.0
+        self._charges = charges
+        self._on_state = on_state
+        self._warn = warn
+        self._acknowledged, self._answered_at = 0, 0.0
+        self._next_control = 0.0
+        self._said: str | None = None
+        self._notices: tuple[str, ...] = ()
+        self.spool_trouble: str | None = None  # why the spool cannot be written just now
 
     def attend(self) -> None:
-        """Does nothing unless it is time; raises what a person has to mend."""
+        """Does what is due, and returns at once; raises what a person has to mend."""
+        self._appender.raise_failure()
+        self._tell_trouble()
         now_s = time.monotonic()
-        if now_s < self._next:
-            return
-        self._next = now_s + _INTERVAL_S
-        self._keeper.serve(self._sides.server)
-        self._tidier.look(now_s)
-        self._source.look(self._sides.side, now_s, self._appender.durable_lsn, self._appender.last_commit_s)
-        self._fence.look(self._sides.side, now_s)
-        self._tell_new(tuple(filter(None, (self._keeper.trouble, self._source.warning, *self._fence.notices))))
+        self._answer(now_s)
+        if now_s >= self._next_control:
+            self._next_control = now_s + _CONTROL_INTERVAL_S
+            self._look(now_s)
+
+    def _tell_trouble(self) -> None:
+        """Says once that the log cannot be written, and once that it can again."""
+        trouble = self._appender.trouble or self.spool_trouble
+        self._charges.health.beat(trouble or self._appender.delay)
+        if trouble != self._said:
+            self._said = trouble
+            self._on_state(CaptureState("waiting", trouble) if trouble else CaptureState("streaming"))
+
+    def _answer(self, now_s: float) -> None:
+        durable_lsn = self._appender.durable_lsn
+        if durable_lsn > self._acknowledged or now_s - self._answered_at >= STATUS_INTERVAL_S:
+            self._stream.send_status(durable_lsn)
+            if durable_lsn > self._acknowledged:
+                reach(_ACKNOWLEDGED)
+            self._acknowledged, self._answered_at = durable_lsn, now_s
+            watch.durable_lsn.set(durable_lsn)
+
+    def _look(self, now_s: float) -> None:
+        charges, side = self._charges, self._sides.side
+        charges.keeper.serve(self._sides.server)
+        charges.tidier.look(now_s)
+        charges.source.look(side, now_s, self._appender.durable_lsn, self._appender.last_commit_s)
+        charges.fence.look(side, now_s)
+        self._tell_new(tuple(filter(None, (charges.keeper.trouble, charges.source.warning, *charges.fence.notices))))
 
     def _tell_new(self, notices: tuple[str, ...]) -> None:
         """Says what has come up since the last look, once."""
         for text in notices:
-            if text not in self._told:
-                self._tell(text)
-        self._told = notices
+            if text not in self._notices:
+                self._warn(text)
+        self._notices = notices

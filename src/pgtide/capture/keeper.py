@@ -67,7 +67,8 @@ class SnapshotKeeper:
         try:
             timeout_s = self._config.source.connect_timeout_seconds
             with server.connect(replication=True, timeout_s=timeout_s) as self._making:
-                kept = new_snapshot(self._config, server, self._making, tables)
+                self._kept = new_snapshot(self._config, server, self._making, tables)
+            withdraw_request(self._config.log_path)
         except (PgtideError, psycopg.Error, OSError) as error:
             self.trouble = str(error)
             self._not_before = time.monotonic() + _RETRY_S
@@ -75,8 +76,6 @@ class SnapshotKeeper:
         finally:
             self._making = None
         self.trouble = None
-        self._kept = kept
-        withdraw_request(self._config.log_path)
         if self._closed:
             self._release()
 

@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
 from pgtide.capture.assemble import Assembler
-from pgtide.capture.attend import Attendant
+from pgtide.capture.attend import STATUS_INTERVAL_S, Attendant, CaptureState, Charges
 from pgtide.capture.endpoint import serving
 from pgtide.capture.fence import Fence
 from pgtide.capture.health import Health
@@ -30,29 +29,22 @@ from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
 from pgtide.errors import DecodeError, LogNotWritableError, PgtideError, SendWholeError, TransientError
 from pgtide.failpoints import declare, reach
+from pgtide.log.presence import Presence
 from pgtide.log.reader import LogReader
 from pgtide.replication.attributes import KnownShapes
+from pgtide.replication.connect import redact
 from pgtide.replication.preflight import SourceFacts, check_source
 from pgtide.replication.stream import ReplicationStream
 from pgtide.transactions.buffer import TransactionBuffer
 from pgtide.transactions.spool import Spool
 
-_ACKNOWLEDGED = declare("capture.acknowledged", "the server was told how far the log is durable")
 _DECODED = declare("capture.decoded", "messages are decoded, none of their changes is in the log yet")
 
-_STATUS_INTERVAL_S = 1.0  # walsenders miss wake-ups now and then; a status message releases them
 _IDLE_WAIT_MS = 500
 _BATCH_WAIT_MAX_MS = 10  # an object store is written seldom, the socket is emptied often
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 10.0
+_SPOOL_RETRY_S = 0.5
 _CLOSE_LIMIT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureState:
-    """What the capture is doing, for people: streaming, or why not."""
-
-    phase: str  # starting, streaming, waiting
-    detail: str = ""
 
 
 class Capture:
@@ -60,7 +52,9 @@ class Capture:
 
     def __init__(self, config: Config, on_state: Callable[[CaptureState], None] = lambda state: None) -> None:
         self._config = config
-        self._tell_state = on_state
+        self._tell = on_state
+        self._state = CaptureState("starting")
+        self._presence = Presence(config.log_path)
         self.health = Health(config.capture.unhealthy_after_seconds)
         self._keeper = SnapshotKeeper(config)
         self._fence = Fence(config.log_path)
@@ -69,24 +63,29 @@ class Capture:
         self._appender: Appender | None = None
         self._known_shapes = KnownShapes()
         self._source: watch.SourceWatch | None = None
-        self._said: str | None = None  # of the appender's trouble
+        self._attendant: Attendant | None = None
         self._binary = True
         self._streaming = True
         self.streaming = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Checks the source, then captures; a source that is not ready is told before anything is touched."""
+        why = "it was asked to"
         try:
-            self._run(check_source(self._config, stop), stop)
-            self.health.stopped("it was asked to")
+            facts = check_source(self._config, stop)
+            self._presence.say("starting")
+            self._run(facts, stop)
         except BaseException as error:
-            self.health.stopped(error.what if isinstance(error, PgtideError) else type(error).__name__)
+            why = error.what if isinstance(error, PgtideError) else type(error).__name__
             raise
         finally:
+            self.health.stopped(why)
             self.streaming.clear()
             self._keeper.close()
             if self._appender is not None:
                 self._appender.close(_CLOSE_LIMIT_S)
+            self._presence.say("stopped", redact(why))
+            self._presence.close()
 
     @property
     def durable_lsn(self) -> int:
@@ -98,9 +97,13 @@ class Capture:
         return serving(self._config, self.health.illness, lambda: self.health.unreadiness(self.durable_lsn))
 
     def _on_state(self, state: CaptureState) -> None:
+        """Says it once, to whoever asked to be told, for `status` and for readiness."""
         if not self.streaming.is_set():
             self.health.connecting(f"{state.phase}: {state.detail}" if state.detail else state.phase)
-        self._tell_state(state)
+        if state != self._state:
+            self._state = state
+            self._presence.say(state.phase, redact(state.detail))
+            self._tell(state)
 
     def wake(self) -> None:
         """Makes a run whose `stop` was set look at it now."""
@@ -138,22 +141,23 @@ class Capture:
 
     def _connected(self, facts: SourceFacts, stop: threading.Event) -> None:
         """From connecting to the loss of the connection, or to `stop`."""
+        open_log_again = self._appender is None or self._appender.must_be_opened_again()
         sides = open_sides(self._config, facts, stop, self._known_shapes)
         try:
-            if self._appender is None or self._appender.failure is not None:
+            if open_log_again:
                 self._open_appender(facts, sides, stop)
             assert self._appender is not None
             self._fence.raise_around(sides.side, facts.tables)
-            self._send([Reset()], self._appender, None, stop)
-            while not self._appender.drained(_STATUS_INTERVAL_S):  # the spool is about to be emptied
-                self._go_on(self._appender)
+            self._send([Reset()], self._appender, stop)
+            while not self._appender.drained(STATUS_INTERVAL_S):  # the spool is about to be emptied
+                self._wait_for(self._appender)
                 if stop.is_set():
                     return
             self._appender.raise_failure()
             durable_lsn = self._appender.durable_lsn
             slot = check_can_go_on(self._config, facts, sides, durable_lsn, stop)
             two_phase = slot.two_phase or self._config.source.two_phase
-            buffer = self._buffer(durable_lsn, two_phase=two_phase)
+            buffer = self._buffer(durable_lsn, stop, two_phase=two_phase)
             options = stream_options(
                 facts.server_version,
                 sides.publications,
@@ -175,12 +179,15 @@ class Capture:
             self._on_state(CaptureState("streaming"))
             watch.streaming.set(1)
             assembler = Assembler(durable_lsn, buffer, HELD_BYTES)
-            attendant = self._attendant(facts, sides, self._appender)
+            attendant = self._attendant = Attendant(
+                self._stream, sides, self._appender, self._charges(facts, sides), self._on_state, self._warn
+            )
             self._pump(self._stream, self._appender, sides, assembler, attendant, stop)
         finally:
             self.streaming.clear()
             self.health.connecting("connecting")
             watch.streaming.set(0)
+            self._attendant = None
             if self._stream is not None:
                 self._stream.close()
                 self._stream = None
@@ -199,22 +206,34 @@ class Capture:
             self._keeper.keep(kept)
         self._appender = Appender(writer, self._on_durable, last_commit_s=_last_commit_s(self._config.log_path))
 
-    def _buffer(self, durable_lsn: int, *, two_phase: bool) -> TransactionBuffer:
-        capture = self._config.capture
-        spool = Spool(self._config.spool_path, capture.spool_max_bytes)
-        if not two_phase:
-            spool.remove_all_but(())  # a slot that is not two-phase any more sends everything again at the commit
+    def _buffer(self, durable_lsn: int, stop: threading.Event, *, two_phase: bool) -> TransactionBuffer:
+        capture, path = self._config.capture, self._config.spool_path
+
+        def wait(error: OSError) -> None:
+            """The spool cannot be written: reading stops, the server goes on being answered, then it is tried again."""
+            assert self._attendant is not None
+            self._attendant.spool_trouble = f"the spool in {path} cannot be written: {error.strerror or error}"
+            self._attendant.attend()
+            if stop.wait(_SPOOL_RETRY_S):
+                raise TransientError(self._attendant.spool_trouble)
+
+        try:
+            spool = Spool(path, capture.spool_max_bytes, wait=wait)
+            if not two_phase:
+                spool.remove_all_but(())  # a slot that is not two-phase any more sends everything again at the commit
+        except OSError as error:
+            raise LogNotWritableError(f"the spool in {path} cannot be written: {error.strerror or error}") from error
         return TransactionBuffer(spool, capture.transaction_memory_bytes, durable_lsn=durable_lsn)
 
-    def _go_on(self, appender: Appender) -> None:
-        """Shows that this thread goes on; says once that the log cannot be written, and once that it can again."""
+    def _wait_for(self, appender: Appender) -> None:
+        """Says why it takes so long, where no attendant does."""
         self.health.beat(appender.trouble or appender.delay)
-        if appender.trouble != self._said:
-            self._said = appender.trouble
-            self._on_state(CaptureState("waiting", self._said) if self._said else CaptureState("streaming"))
+        if appender.trouble:
+            self._on_state(CaptureState("waiting", appender.trouble))
 
     def _warn(self, text: str) -> None:
-        self._on_state(CaptureState("streaming", text))
+        """Says something that does not change what the capture is doing."""
+        self._tell(CaptureState(self._state.phase, text))
 
     def _on_durable(self) -> None:
         stream = self._stream
@@ -232,7 +251,6 @@ class Capture:
     ) -> None:
         """The loop: read what came, decode it, hand it on, answer."""
         decoder = Decoder(sides.catalog.shape_for)
-        acknowledged, answered_at = 0, 0.0
         while not stop.is_set():
             received = stream.read(_IDLE_WAIT_MS)
             if received is not None:
@@ -240,45 +258,29 @@ class Capture:
                 reach(_DECODED)
                 watch.rows.inc(decoded.changes)
                 watch.received_bytes.inc(received.nbytes)
-                self._send(list(assembler.feed(decoded)), appender, stream, stop, attendant)
-            appender.raise_failure()
-            self._go_on(appender)
-            now = time.monotonic()
-            durable_lsn = appender.durable_lsn
-            if durable_lsn > acknowledged or now - answered_at >= _STATUS_INTERVAL_S:
-                stream.send_status(durable_lsn)
-                if durable_lsn > acknowledged:
-                    reach(_ACKNOWLEDGED)
-                acknowledged, answered_at = durable_lsn, now
-                watch.durable_lsn.set(durable_lsn)
+                work: list[Work] = list(assembler.feed(decoded))
+                attendant.spool_trouble = None
+                self._send(work, appender, stop)
             attendant.attend()
+            self._presence.keep_saying()
             watch.prepared_transactions.set(assembler.prepared_transactions)
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 
-    def _attendant(self, facts: SourceFacts, sides: Sides, appender: Appender) -> Attendant:
-        oids = [table.oid for table in facts.tables]
-        slot, publications = self._config.source.slot, sides.publications
-        self._source = self._source or watch.SourceWatch(slot, facts.timeline, publications, oids)
-        return Attendant(sides, appender, self._source, self._keeper, self._fence, self._tidier, self._warn)
+    def _charges(self, facts: SourceFacts, sides: Sides) -> Charges:
+        if self._source is None:
+            oids = [table.oid for table in facts.tables]
+            self._source = watch.SourceWatch(self._config.source.slot, facts.timeline, sides.publications, oids)
+        return Charges(self._source, self._keeper, self._fence, self._tidier, self.health)
 
-    def _send(
-        self,
-        work: list[Work],
-        appender: Appender,
-        stream: ReplicationStream | None,
-        stop: threading.Event,
-        attendant: Attendant | None = None,
-    ) -> None:
-        """Queues the work; while the queue is full reading stops, and the server goes on being answered."""
+    def _send(self, work: list[Work], appender: Appender, stop: threading.Event) -> None:
+        """Queues the work; while the queue takes nothing reading stops, and the server goes on being answered."""
         while work and not stop.is_set():
-            work = appender.offer(work, _STATUS_INTERVAL_S)
-            if work:
-                self._go_on(appender)
-                if stream is not None:
-                    stream.send_status(appender.durable_lsn)
-                if attendant is not None:
-                    attendant.attend()
+            work = appender.offer(work, STATUS_INTERVAL_S)
+            if work and self._attendant is not None:
+                self._attendant.attend()
+            elif work:
+                self._wait_for(appender)
 
 
 def _last_commit_s(path: Path) -> float:

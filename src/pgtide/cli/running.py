@@ -1,4 +1,4 @@
-"""What a running capture says of itself, over its metrics port."""
+"""What a capture says of itself: in the log's folder what it is doing, and over its metrics port how much it did."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgtide.config import Config
+from pgtide.log.presence import capture_presence
 
 _LIMIT_S = 2.0
 
 
 @dataclass(slots=True)
 class CaptureStatus:
-    """Since its start; all null if there is no metrics port, or nobody answers there."""
+    """Numbers are since its start; null if there is no metrics port, or nobody answers there."""
 
+    state: str = "not running"  # starting, streaming, waiting, not running
+    detail: str | None = None  # of one that has ended: what it said last
+    since: str | None = None
     rows: int | None = None
     bytes: int | None = None
     transactions: int | None = None
@@ -27,9 +31,19 @@ class CaptureStatus:
 
 
 def capture_status(config: Config) -> CaptureStatus:
+    status = CaptureStatus()
+    said = capture_presence(config.log_path)
+    if said is not None:
+        status.state = said.phase if said.running else "not running"
+        status.detail, status.since = said.detail or None, said.since
+    _add_numbers(config, status)
+    return status
+
+
+def _add_numbers(config: Config, status: CaptureStatus) -> None:
     port = config.capture.metrics_port
     if not port:
-        return CaptureStatus()
+        return
     # Not through a proxy that the environment may name: the port is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -38,14 +52,14 @@ def capture_status(config: Config) -> CaptureStatus:
         ) as answer:
             text = answer.read().decode()
     except OSError:
-        return CaptureStatus()
+        return
     values = {
         sample.name: sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if not sample.labels
     }
-    return _from_metrics({name.removeprefix("pgtide_capture_"): value for name, value in values.items()})
+    _from_metrics(status, {name.removeprefix("pgtide_capture_"): value for name, value in values.items()})
 
 
 def _reachable(address: str) -> str:
@@ -54,17 +68,15 @@ def _reachable(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _from_metrics(values: dict[str, float]) -> CaptureStatus:
+def _from_metrics(status: CaptureStatus, values: dict[str, float]) -> None:
     if "rows_total" not in values:
-        return CaptureStatus()  # somebody else's port
-    flushes = int(values["flush_seconds_count"])
-    return CaptureStatus(
-        rows=int(values["rows_total"]),
-        bytes=int(values["bytes_total"]),
-        transactions=int(values["transactions_total"]),
-        reconnects=int(values["reconnects_total"]),
-        flushes=flushes,
-        flush_seconds_mean=round(values["flush_seconds_sum"] / flushes, 6) if flushes else None,
-        lag_bytes=int(values["lag_bytes"]),
-        lag_seconds=round(values["lag_seconds"], 3),
-    )
+        return  # somebody else's port
+    status.rows = int(values["rows_total"])
+    status.bytes = int(values["bytes_total"])
+    status.transactions = int(values["transactions_total"])
+    status.reconnects = int(values["reconnects_total"])
+    status.flushes = int(values["flush_seconds_count"])
+    if status.flushes:
+        status.flush_seconds_mean = round(values["flush_seconds_sum"] / status.flushes, 6)
+    status.lag_bytes = int(values["lag_bytes"])
+    status.lag_seconds = round(values["lag_seconds"], 3)

@@ -74,7 +74,9 @@ class Status:
     @property
     def needs_a_person(self) -> bool:
         parked = any(table["state"] == "parked" for table in self.tables.values())
-        return bool(self.source.error or self.log.error or self.source.slot_state == "lost" or parked)
+        errors = self.source.error or self.log.error
+        waiting = self.capture.state == "waiting"
+        return bool(errors or self.source.slot_state == "lost" or parked or waiting)
 
 
 def gather(config: Config) -> Status:
@@ -222,10 +224,11 @@ def _overview(status: Status) -> Table:
         slot += f", {_bytes(max(0, source.safe_wal_bytes))} until its limit"
     table.add_row("source", source.wal_end_lsn or "–", slot)
     capture = status.capture
+    table.add_row("capture", "", Text(capture.state + (f": {capture.detail}" if capture.detail else "")))
     if capture.rows is not None and capture.bytes is not None:
         flushed = f", {1000 * capture.flush_seconds_mean:.1f} ms per flush" if capture.flush_seconds_mean else ""
         text = f"{capture.rows:,} rows, {capture.transactions:,} transactions, {_bytes(capture.bytes)}{flushed}"
-        table.add_row("capture", "", text)
+        table.add_row("", "", text)
     table.add_row(
         "log",
         log.durable_lsn or "–",

@@ -73,13 +73,16 @@ def recover_tail(path: Path, marker: Marker, epoch: int, timeline: int) -> Recov
             headers.append(block_header)
             if block_header.ends_transaction:
                 complete_blocks, complete_bytes = len(headers), length
-        if not complete_blocks:
-            os.unlink(aside)
-            return None
         os.ftruncate(descriptor, complete_bytes)
         os.fsync(descriptor)
+    except BaseException:
+        os.unlink(aside)
+        raise
     finally:
         os.close(descriptor)
+    if not complete_blocks:
+        os.unlink(aside)
+        return None
     reach(_COPIED)
     name = SegmentName(marker.end_offset, epoch)
     os.rename(aside, folder / str(name))

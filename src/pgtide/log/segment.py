@@ -1,8 +1,8 @@
 """Segments: files of blocks, and which of their rows count.
 
-A segment is named `<first offset>-<epoch>.seg`.  Nothing is ever cut or rewritten: when a writer takes over, its
-first segment begins at the durable end, and every segment of a lower epoch is void from that offset on.  So a torn
-tail, or what a paused old writer still adds, does no harm.
+A segment is named `<first offset>-<epoch>.seg`.  Nothing that was marked is ever cut or rewritten: when a writer takes
+over, its first segment begins at the durable end, and every segment of a lower epoch is void from that offset on.  So a
+torn tail, or what a paused old writer still adds, does no harm.
 """
 
 from __future__ import annotations

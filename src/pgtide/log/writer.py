@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from pgtide.log.shapes import ShapeStore
 from pgtide.schema import TableShape
 
 SEGMENT_BYTES = 128 << 20
+SEGMENT_AGE_S = 3600.0  # what is older can go by retention only when its segment is closed
 
 _SEGMENT_CREATED = declare("log.segment.created", "a new segment has its header, before its first block")
 _BLOCK_WRITTEN = declare("log.block.written", "a block is written, not yet fsynced")
@@ -42,10 +44,20 @@ _RECOVERED = declare("log.recovered", "recovery has copied the tail and moved th
 class LogWriter:
     """One per log.  Not thread-safe: one thread writes."""
 
-    def __init__(self, path: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_age_s: float = SEGMENT_AGE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
         self.identity: LogIdentity = read_identity(path)
         self._segment_bytes = segment_bytes
+        self._segment_age_s = segment_age_s
+        self._clock = clock
+        self._begun_s = 0.0  # when the segment was begun
         self._segments = path / "segments"
         self._shapes = ShapeStore(path)
         self._descriptor = -1
@@ -72,7 +84,7 @@ class LogWriter:
 
     def write(self, pieces: Sequence[Committed]) -> None:
         """Appends one block and makes it durable; readers see the transactions that end in it when this returns."""
-        if self._descriptor < 0 or self._length_bytes >= self._segment_bytes:
+        if self._is_due():
             self._roll()
         whole, unfinished = split_unfinished(pieces)
         marker = self._marker.marker
@@ -95,7 +107,7 @@ class LogWriter:
 
     def write_large(self, large: LargeTransaction) -> None:
         """Appends a transaction whose rows are in files: these become the log's, by name, and no row is copied."""
-        if self._descriptor < 0 or self._length_bytes >= self._segment_bytes:
+        if self._is_due():
             self._roll()
         for shape in large.shapes:
             self._shapes.save(shape, self._next_offset)
@@ -124,6 +136,10 @@ class LogWriter:
             self._marker.record(replace(self._marker.marker, durable_lsn=durable_lsn), durably=True)
             reach(_IDLE_MARKED)
 
+    def check_not_fenced(self) -> None:
+        """Raises when another writer has taken over."""
+        self._marker.check_not_fenced()
+
     @property
     def unfinished(self) -> bool:
         """Whether the beginning of a transaction is written whose end has not come yet."""
@@ -137,6 +153,7 @@ class LogWriter:
     def restart(self) -> None:
         """After a failed write: a new epoch and a new segment; what is not marked is to be written again."""
         self._marker.check_not_fenced()
+        self._take_back_unmarked()
         self._close_segment()
         self._marker.close()
         self._begin_epoch(after=self._marker.epoch)
@@ -154,29 +171,53 @@ class LogWriter:
         if copy_tail:
             check_end_is_there(self.path)
         self._marker = MarkerFile.take(self.path / "control", after=after)
-        reach(_EPOCH_TAKEN)
+        try:
+            reach(_EPOCH_TAKEN)
+            self._open = None
+            self._next_offset = self._marker.marker.end_offset
+            self._marker.record(self._recovered() if copy_tail else self._marker.marker, durably=True)
+            if copy_tail:
+                remove_orphans(self.path, self._next_offset)
+                remove_leftovers(self.path / "control")
+            self._marker.remove_older()
+            reach(_RECOVERED)
+        except BaseException:
+            self._close_segment()
+            self._marker.close()
+            raise
+
+    def _recovered(self) -> Marker:
+        """Copies what the predecessor wrote whole and did not mark; the marker behind that."""
         marker = self._marker.marker
-        self._open = None
-        self._next_offset = marker.end_offset
-        tail = recover_tail(self.path, marker, self._marker.epoch, self.identity.timeline) if copy_tail else None
-        if tail is not None:
-            self._segment, self._length_bytes, self._next_offset = tail.segment, tail.length_bytes, tail.end_offset
-            self._descriptor = os.open(self._segments / str(tail.segment), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            marker = replace(
-                marker,
-                segment_first_offset=tail.segment.first_offset,
-                segment_epoch=tail.segment.epoch,
-                length_bytes=tail.length_bytes,
-                end_offset=tail.end_offset,
-                durable_lsn=max(marker.durable_lsn, tail.last_end_lsn),
-                last_commit_lsn=tail.last_commit_lsn,
-            )
-        self._marker.record(marker, durably=True)
-        if copy_tail:
-            remove_orphans(self.path, marker.end_offset)
-            remove_leftovers(self.path / "control")
-        self._marker.remove_older()
-        reach(_RECOVERED)
+        tail = recover_tail(self.path, marker, self._marker.epoch, self.identity.timeline)
+        if tail is None:
+            return marker
+        self._segment, self._length_bytes, self._next_offset = tail.segment, tail.length_bytes, tail.end_offset
+        self._descriptor = os.open(self._segments / str(tail.segment), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._begun_s = self._clock()
+        return replace(
+            marker,
+            segment_first_offset=tail.segment.first_offset,
+            segment_epoch=tail.segment.epoch,
+            length_bytes=tail.length_bytes,
+            end_offset=tail.end_offset,
+            durable_lsn=max(marker.durable_lsn, tail.last_end_lsn),
+            last_commit_lsn=tail.last_commit_lsn,
+        )
+
+    def _take_back_unmarked(self) -> None:
+        """Gives the space back of what was written last and never marked: a full disk may need just that to go on.
+
+        No reader has seen it, and nobody was told that it is durable.
+        """
+        marker = self._marker.marker
+        with contextlib.suppress(OSError):
+            if self._descriptor < 0:
+                return
+            if (marker.segment_first_offset, marker.segment_epoch) == (self._segment.first_offset, self._segment.epoch):
+                os.ftruncate(self._descriptor, marker.length_bytes)
+            else:
+                (self._segments / str(self._segment)).unlink()
 
     def _marker_after(self, header: BlockHeader) -> Marker:
         """The marker for a block that ends its last transaction and is the last thing written so far."""
@@ -188,6 +229,11 @@ class LogWriter:
             durable_lsn=max(self._marker.marker.durable_lsn, header.last_end_lsn),
             last_commit_lsn=header.last_commit_lsn,
         )
+
+    def _is_due(self) -> bool:
+        """Whether the next block begins a segment; asked only when there is one, so none is without rows."""
+        old = self._clock() - self._begun_s >= self._segment_age_s
+        return self._descriptor < 0 or self._length_bytes >= self._segment_bytes or old
 
     def _roll(self) -> None:
         """Begins a segment.  The marker is fsynced first: recovery then never looks further back than one segment."""
@@ -207,6 +253,7 @@ class LogWriter:
         os.fsync(self._descriptor)
         fsync_path(self._segments)
         self._length_bytes = len(header)
+        self._begun_s = self._clock()
         self._previous = str(self._segment)
         reach(_SEGMENT_CREATED)
 

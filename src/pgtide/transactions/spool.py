@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,22 @@ _NAME = re.compile(r"(\d{10})(-\d{4}\.spool|\.prepared|\.ids)|\.(\d{10}\.prepare
 
 
 class Spool:
-    """The folder of all open transactions' files, with a limit over all of them (0: none)."""
+    """The folder of all open transactions' files, with a limit over all of them (0: none).
 
-    def __init__(self, folder: Path, max_bytes: int = 0, file_bytes: int = FILE_BYTES) -> None:
+    When a file cannot be written (disk full, folder read-only), `wait` is called: it raises, or returns when it is
+    time to try again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int = 0,
+        file_bytes: int = FILE_BYTES,
+        wait: Callable[[OSError], None] | None = None,
+    ) -> None:
         self.folder = folder
         self.file_bytes = file_bytes
+        self._wait = wait
         self.used_bytes = 0
         self.named: frozenset[Path] = frozenset()  # must stay, whatever becomes of their transactions
         self._max_bytes = max_bytes
@@ -78,6 +89,11 @@ class Spool:
                 remedy="raise capture.spool_max_bytes, or end that transaction in the source, then start again",
             )
         self.used_bytes += count
+
+    def wait_after(self, error: OSError) -> None:
+        if self._wait is None:
+            raise TransientError(f"the spool in {self.folder} cannot be written: {error.strerror or error}") from error
+        self._wait(error)
 
 
 class SpooledFiles:
@@ -116,15 +132,20 @@ class SpooledFiles:
             self.lengths.append(0)
             self._sealed = False
         self.dirty.add(self.paths[-1])
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        try:
-            with _opened(self.paths[-1], flags) as descriptor:
-                write_all(descriptor, block.data)
-        except OSError as error:
-            raise TransientError(f"the spool in {self.folder} cannot be written: {error.strerror or error}") from error
+        while True:
+            try:
+                self._write(self.paths[-1], self.lengths[-1], block.data)
+                break
+            except OSError as error:
+                self._spool.wait_after(error)
         self.lengths[-1] += len(block.data)
         self.row_bytes += sum(row_bytes(piece.tables) for piece in pieces)
         self.shapes |= {shape.fingerprint: shape for shape in block.shapes}
+
+    def _write(self, path: Path, position: int, data: bytes) -> None:
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC) as descriptor:
+            os.lseek(descriptor, position, os.SEEK_SET)  # not at the end: an attempt that failed may have left a part
+            write_all(descriptor, data)
 
     def pieces(self) -> Iterator[Piece]:
         """The rows again, a block at a time."""
