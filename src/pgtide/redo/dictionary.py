@@ -93,10 +93,11 @@ def _table(shape: TableShape, placed: list[tuple[int, Record]]) -> TableRows:
 
 
 def _column(shape: TableShape, column: Column, rows: Sequence[Values | None]) -> pa.Array:
-    read = _READ.get(column.type.name, str)
+    stored = storage_type(column.type)
+    read = str if stored == pa.string() else _READ[column.type.name]
     try:
         values = [None if row is None or row.get(column.name) is None else read(row[column.name]) for row in rows]
-        return pa.array(values, storage_type(column.type))
+        return pa.array(values, stored)
     except (ValueError, TypeError, ArithmeticError, pa.ArrowInvalid) as error:
         raise DecodeError(f"{shape.qualified_name}, column {column.name}: a value cannot be read: {error}") from error
 

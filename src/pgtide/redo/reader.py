@@ -34,7 +34,7 @@ _WRITTEN = declare(
 )
 
 _SYSTEM = "redo"
-_HELD_CHANGES = 1000  # of all transactions, before they are made columns
+_HELD_CHANGES, _HELD_BYTES = 1000, 1 << 20  # of all transactions, before they are made columns
 _POLL_S = 0.2
 
 
@@ -78,7 +78,7 @@ class RedoReader:
             raise
         self._durable_lsn = self._writer.durable_lsn  # what ends here or before is in the log
         self._held: dict[int, list[Change]] = {}
-        self._held_changes = 0
+        self._held_changes = self._held_bytes = 0
         self._out: list[Committed] = []
         self._out_bytes = 0
         self._read_bytes = 0  # since the last checkpoint
@@ -137,26 +137,28 @@ class RedoReader:
         elif record.operation is Operation.START:
             self._buffer.begin(record.xid_number)
         elif record.operation in CHANGES:
-            self._undo(record) if record.rollback else self._hold(record)
+            self._undo(record) if record.rollback else self._hold(record, located.end_lsn - located.lsn)
         elif record.operation is Operation.ROLLBACK:
             self._held_changes -= len(self._held.pop(record.xid_number, ()))
             self._buffer.forget(record.xid_number)
         else:
             self._commit(located)
 
-    def _hold(self, record: Record) -> None:
+    def _hold(self, record: Record, nbytes: int) -> None:
         """Collects changes, because columns of a single row cost as much as columns of a hundred."""
         shape = self._shapes.get(record.data_obj)
         if shape is None:
             raise DecodeError(f"a change of table number {record.data_obj}, which no DDL record has described")
         self._held.setdefault(record.xid_number, []).append(Change(shape, record))
         self._held_changes += 1
-        if self._held_changes >= _HELD_CHANGES:
+        self._held_bytes += nbytes  # at most: those that are appended or undone meanwhile still count
+        if self._held_changes >= _HELD_CHANGES or self._held_bytes >= _HELD_BYTES:
             self._append_all()
 
     def _append_all(self) -> None:
         for xid in list(self._held):
             self._append(xid)
+        self._held_bytes = 0
 
     def _append(self, xid: int) -> None:
         changes = self._held.pop(xid, [])
