@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from pgtide.errors import LogRangeError
 from pgtide.log.check import check_log
+from pgtide.log.control import Removed, record_removed, removed
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, remove
 from pgtide.log.writer import LogWriter
@@ -59,8 +61,15 @@ def test_a_slow_reader_keeps_what_it_needs(path: Path) -> None:
     assert removal.losers == ()
     remove(path, removal)
     assert [offset for offset, _, _ in contents(path)] == [4, 5, 6, 7, 8, 9]
-    with pytest.raises(LogRangeError, match=r"0 to 4 .*retention removed"):
+    with pytest.raises(LogRangeError, match=r"0 to 4 .*retention removed") as error:
         LogReader(path).plan(0, 10)
+    assert error.value.remedy == "start from a later offset (startingOffsets), or take a new snapshot of the tables"
+
+
+def test_a_dead_reader_keeps_what_it_needs_as_long_as_there_is_no_limit(path: Path) -> None:
+    register(path, "dead", 0)
+    register(path, "alive", 10)
+    assert plan_removal(path, retention_s=0, max_bytes=0, now_s=later()).segments == ()
 
 
 def test_the_size_limit_takes_the_oldest_and_names_who_loses(path: Path) -> None:
@@ -72,6 +81,10 @@ def test_the_size_limit_takes_the_oldest_and_names_who_loses(path: Path) -> None
     assert 0 < removal.nbytes < size
     remove(path, removal)
     assert sum(file.stat().st_size for file in (path / "segments").iterdir()) <= size // 2
+    with pytest.raises(LogRangeError, match=r"1 to .* no longer in the log .* retention removed them") as error:
+        LogReader(path).plan(1, 10)
+    assert "take a new snapshot" in error.value.remedy
+    assert [piece.start for piece in LogReader(path).plan(9, 10)] == [9]
 
 
 def test_a_reader_of_a_quiet_table_loses_nothing(path: Path) -> None:
@@ -83,6 +96,29 @@ def test_a_reader_of_a_quiet_table_loses_nothing(path: Path) -> None:
     with pytest.raises(LogRangeError, match="retention removed"):
         reader.plan(4, 10, BUSY.relation_oid)
     assert [piece.entry.first_offset for piece in reader.plan(8, 10, BUSY.relation_oid)] == [8]
+
+
+def test_a_prune_beside_another_forgets_nothing_of_what_went(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(file.stat().st_size for file in (path / "segments").iterdir())
+    little = plan_removal(path, retention_s=HOUR_S, max_bytes=size - 1)
+    much = plan_removal(path, retention_s=0, max_bytes=0, now_s=later())
+    assert (little.end_offset, much.end_offset) == (2, 8)
+    other = threading.Thread(target=remove, args=[path, much])
+
+    def paused(log_path: Path, removed: Removed) -> None:
+        """The first has looked at what is recorded, and will record; the other does the same in between, if it can."""
+        monkeypatch.setattr("pgtide.log.retention.record_removed", record_removed)
+        other.start()
+        other.join(0.5)
+        record_removed(log_path, removed)
+
+    monkeypatch.setattr("pgtide.log.retention.record_removed", paused)
+    remove(path, little)
+    other.join()
+    found = removed(path)
+    assert (found.end_offset, found.end_lsn) == (8, 230)
+    assert found.last_offsets == {BUSY.relation_oid: 7, QUIET.relation_oid: 3}
+    assert [offset for offset, _, _ in contents(path)] == [8, 9]
 
 
 def test_superseded_segments_go_and_their_successors_stay(path: Path) -> None:

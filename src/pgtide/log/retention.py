@@ -3,12 +3,20 @@
 A segment goes when every registered reader has passed it and it is older than the retention time; or, the oldest
 first, when the log is larger than its limit, and then readers that lose changes are named.  Before files are removed it
 is recorded, per table, up to which offset its changes go: a reader of a quiet table loses nothing.
+
+The clock may be wrong now, or have been wrong when a segment was written.  Segments are written one after the other, so
+each is at least as young as the one before it; and a time in the future says nothing.  In doubt a segment stays.
 """
 
 from __future__ import annotations
 
+import bisect
+import fcntl
 import json
+import os
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +24,12 @@ from typing import Any
 from pgtide.errors import LogError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import Removed, record_removed, removed
-from pgtide.log.files import fsync_path
+from pgtide.log.files import FILE_MODE, fsync_path
 from pgtide.log.large import first_offset_of, folder_of
 from pgtide.log.reader import LogReader
 from pgtide.log.segment import Extent, list_segments
+
+_LOCK = "retention.lock"
 
 _RECORDED = declare("log.retention.recorded", "what retention takes is recorded, no segment is removed yet")
 
@@ -61,10 +71,13 @@ def plan_removal(log_path: Path, *, retention_s: float, max_bytes: int, now_s: f
     known = readers(log_path)
     needed = min((reader.offset for reader in known), default=log.end().end_offset)
     folder = log_path / "segments"
-    sizes = [_segment_bytes(log_path, extent) for extent in extents]
+    large_files = _large_files(log_path)
+    facts = [(folder / str(extent.name)).stat() for extent in extents]
+    sizes = [fact.st_size + _large_bytes(large_files, extent) for fact, extent in zip(facts, extents, strict=True)]
+    written_s = _written_s([fact.st_mtime for fact in facts], now_s)
     total, gone = sum(sizes), 0
-    for extent, size in zip(extents[:-1], sizes, strict=False):
-        passed = extent.end_offset <= needed and now_s - (folder / str(extent.name)).stat().st_mtime >= retention_s
+    for extent, size, written in zip(extents[:-1], sizes, written_s, strict=False):
+        passed = extent.end_offset <= needed and now_s - written >= retention_s
         if not passed and not (max_bytes and total > max_bytes):
             break
         total -= size
@@ -74,7 +87,7 @@ def plan_removal(log_path: Path, *, retention_s: float, max_bytes: int, now_s: f
     going = extents[:gone]
     end_offset = going[-1].end_offset if going else (extents[0].name.first_offset if extents else 0)
     void = _superseded(log_path, extents)
-    large = tuple(file for file in _large_files(log_path) if first_offset_of(file) < end_offset)
+    large = tuple(file for file in large_files if first_offset_of(file) < end_offset)
     return Removal(
         segments=(*(folder / str(extent.name) for extent in going), *void),
         large=large,
@@ -85,22 +98,50 @@ def plan_removal(log_path: Path, *, retention_s: float, max_bytes: int, now_s: f
 
 
 def remove(log_path: Path, removal: Removal) -> None:
-    """Records what goes, then removes the files; can be repeated."""
+    """Records what goes, then removes the files; can be repeated, and done by several at once."""
     if not removal.segments:
         return
-    log = LogReader(log_path)
-    first = log.first_offset()
-    last_offsets = dict(removed(log_path).last_offsets)
-    for relation_oid, (_, last) in log.touched(first, max(first, removal.end_offset)).items():
-        last_offsets[relation_oid] = max(last_offsets.get(relation_oid, -1), last)
-    before = removed(log_path)
-    went = log.transactions(first, max(first, removal.end_offset))["end_lsn"].to_pylist()
-    end_lsn = max([before.end_lsn, *went[-1:]])
-    record_removed(log_path, Removed(max(removal.end_offset, before.end_offset), last_offsets, end_lsn))
-    reach(_RECORDED)
-    for file in (*removal.segments, *removal.large):
-        file.unlink(missing_ok=True)
-    fsync_path(log_path / "segments")
+    with _alone(log_path):
+        log = LogReader(log_path)
+        first = log.first_offset()
+        end_offset = max(first, removal.end_offset)
+        before = removed(log_path)
+        last_offsets = dict(before.last_offsets)
+        for relation_oid, (_, last) in log.touched(first, end_offset).items():
+            last_offsets[relation_oid] = max(last_offsets.get(relation_oid, -1), last)
+        went = log.transactions(first, end_offset)["end_lsn"].to_pylist()
+        end_lsn = max([before.end_lsn, *went[-1:]])
+        record_removed(log_path, Removed(max(removal.end_offset, before.end_offset), last_offsets, end_lsn))
+        reach(_RECORDED)
+        for file in (*removal.segments, *removal.large):
+            file.unlink(missing_ok=True)
+        fsync_path(log_path / "segments")
+
+
+@contextmanager
+def _alone(log_path: Path) -> Iterator[None]:
+    """The capture and people prune: the record of what went is read and written again by one of them at a time."""
+    descriptor = os.open(log_path / "control" / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _written_s(modified_s: Sequence[float], now_s: float) -> list[float]:
+    """When each segment was written at the latest, as far as that can be told from the times of all of them."""
+    known_s: list[float | None] = []
+    newest_s = float("-inf")
+    for modified in modified_s:
+        newest_s = max(newest_s, modified) if modified <= now_s else newest_s
+        known_s.append(newest_s if modified <= now_s else None)
+    written_s: list[float] = []
+    following_s = now_s
+    for known in reversed(known_s):
+        following_s = following_s if known is None else known
+        written_s.append(following_s)
+    return written_s[::-1]
 
 
 def _superseded(log_path: Path, extents: list[Extent]) -> tuple[Path, ...]:
@@ -111,13 +152,10 @@ def _superseded(log_path: Path, extents: list[Extent]) -> tuple[Path, ...]:
     return tuple(log_path / "segments" / str(name) for name in names if name not in counting and name.epoch < newest)
 
 
-def _segment_bytes(log_path: Path, extent: Extent) -> int:
-    large = sum(
-        file.stat().st_size
-        for file in _large_files(log_path)
-        if extent.name.first_offset <= first_offset_of(file) < extent.end_offset
-    )
-    return (log_path / "segments" / str(extent.name)).stat().st_size + large
+def _large_bytes(large_files: Sequence[Path], extent: Extent) -> int:
+    first = bisect.bisect_left(large_files, extent.name.first_offset, key=first_offset_of)
+    end = bisect.bisect_left(large_files, extent.end_offset, key=first_offset_of)
+    return sum(file.stat().st_size for file in large_files[first:end])
 
 
 def _large_files(log_path: Path) -> list[Path]:
