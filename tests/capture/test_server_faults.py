@@ -111,3 +111,19 @@ def test_a_transaction_that_was_prepared_survives_a_server_restart(own: Database
         own.execute(f"COMMIT PREPARED '{own.name}'")
         reader = wait_until_captured(own, config)
     assert [row["id"] for row in changes(reader, "public.t")] == list(range(1, 3001))
+
+
+def test_a_table_that_is_locked_for_long_does_not_hold_up_the_others(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE locked (id int PRIMARY KEY)", "CREATE TABLE t (id int PRIMARY KEY, note text)")
+    config = configuration(database, tmp_path)
+    with capturing(config), database.connect(autocommit=False) as other:
+        other.execute("LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
+        walsender = (
+            "SELECT active_pid FROM pg_replication_slots WHERE active_pid IS NOT NULL AND database = current_database()"
+        )
+        [(first,)] = database.rows(walsender)
+        database.rows(f"SELECT pg_terminate_backend({first})")
+        wait_for(lambda: database.rows(walsender) not in ([], [(first,)]), what="another connection")
+        database.execute("INSERT INTO t VALUES (1, 'meanwhile')")
+        reader = wait_until_captured(database, config)
+        assert replayed(reader, "public.t") == source_rows(database, "t")

@@ -208,6 +208,7 @@ _KEY_INDEX = "i.indisvalid AND i.indimmediate"
 # Updates fail when a published table has no usable identity, and it is the leaf's own identity that counts
 # (CheckCmdReplicaIdentity): a partitioned table is usable if itself and all of its leaves are.
 # Since 18 virtual generated columns under FULL make updates fail as well.
+# Leaves are asked for their ancestors: pg_partition_tree() would wait for exclusive locks on them.
 _TABLES = f"""
 WITH identity AS MATERIALIZED (
     SELECT c.oid, CASE c.relreplident
@@ -217,6 +218,9 @@ WITH identity AS MATERIALIZED (
             SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 'v'))
         ELSE false END AS usable
     FROM pg_class c WHERE c.relkind IN ('r', 'p')
+), unusable_leaf AS MATERIALIZED (
+    SELECT DISTINCT a.relid::oid AS root FROM pg_class c JOIN identity USING (oid), pg_partition_ancestors(c.oid) a
+    WHERE c.relispartition AND c.relkind = 'r' AND NOT identity.usable
 )
 SELECT c.oid::int8, n.nspname::text AS namespace, c.relname::text AS name, c.relkind::text, c.relreplident::text,
        CASE WHEN c.relispartition
@@ -227,9 +231,7 @@ SELECT c.oid::int8, n.nspname::text AS namespace, c.relname::text AS name, c.rel
              JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
              WHERE i.indrelid = c.oid AND i.indisprimary AND {_KEY_INDEX} AND k.place <= i.indnkeyatts
              ORDER BY k.place) AS primary_key,
-       identity.usable AND (c.relkind = 'r' OR NOT EXISTS (
-           SELECT FROM pg_partition_tree(c.oid) t JOIN identity leaf ON leaf.oid = t.relid
-           WHERE t.isleaf AND NOT leaf.usable)) AS usable_identity,
+       identity.usable AND (c.relkind = 'r' OR c.oid NOT IN (SELECT root FROM unusable_leaf)) AS usable_identity,
        pg_get_userbyid(c.relowner)::text AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
        has_schema_privilege(n.oid, 'USAGE') AND (has_table_privilege(c.oid, 'SELECT') OR NOT EXISTS (
            SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped

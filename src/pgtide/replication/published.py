@@ -1,4 +1,9 @@
-"""What publications let through, as the server itself works it out: tables, columns and row filters."""
+"""What publications let through: tables, columns and row filters.
+
+The server's own function for this waits, from 16 on, for whoever holds an exclusive lock on one of the tables: a VACUUM
+FULL, a long ALTER TABLE, a prepared TRUNCATE.  Whoever reads the stream must not wait for that, so the catalogs are
+asked themselves.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +34,15 @@ def published_tables(
     """
     version = connection.info.server_version
     query = sql.SQL(_PUBLISHED).format(
-        columns=sql.SQL("p.attnames::text[]" if version >= 150000 else "NULL"),
-        row_filter=sql.SQL("p.rowfilter" if version >= 150000 else "NULL"),
-        generated=sql.SQL("false" if version >= 180000 else "a.attgenerated <> ''"),
+        listed=_listed(version),
+        columns=sql.SQL("r.prattrs" if version >= 150000 else "NULL::int2[]"),
+        row_filter=sql.SQL("pg_get_expr(r.prqual, r.prrelid)" if version >= 150000 else "NULL"),
+        whole=_in_schema("c", version),
+        generated=sql.SQL(
+            "a.attgenerated <> '' AND r.prattrs IS NULL AND (p.pubgencols <> 's' OR a.attgenerated <> 's')"
+            if version >= 180000
+            else "a.attgenerated <> ''"
+        ),
     )
     with postgres_errors("reading publications"):
         rows = connection.execute(
@@ -51,25 +62,51 @@ def published_tables(
 
 def unpublished(connection: Connection, names: Sequence[str], relation_oids: Sequence[int]) -> list[str]:
     """Which of these tables, as far as they are still there, no publication has: their names, quoted."""
+    query = sql.SQL(_UNPUBLISHED).format(listed=_listed(connection.info.server_version))
     with postgres_errors("reading publications"):
-        rows = connection.execute(_UNPUBLISHED, {"names": list(names), "oids": list(relation_oids)}).fetchall()
+        rows = connection.execute(query, {"names": list(names), "oids": list(relation_oids)}).fetchall()
     return [row[0] for row in rows]
 
 
-# The function itself: the view over it takes twenty times as long, and this is asked every few seconds.
+def _listed(version: int) -> sql.Composed:
+    """Whether publication `p` has table `c` under its own name: as a root, or else as a leaf."""
+    return sql.SQL(_LISTED).format(
+        table=sql.SQL(_NAMED).format(sql.SQL("c"), _in_schema("c", version)),
+        parent=sql.SQL(_NAMED).format(sql.SQL("up"), _in_schema("up", version)),
+    )
+
+
+def _in_schema(table: str, version: int) -> sql.Composed:
+    known = "EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = {}.relnamespace)"
+    return sql.SQL(known if version >= 150000 else "false").format(sql.SQL(table))
+
+
+_NAMED = """(p.puballtables OR {1} OR EXISTS (
+    SELECT FROM pg_publication_rel m WHERE m.prpubid = p.oid AND m.prrelid = {0}.oid))"""
+
+_LISTED = """CASE WHEN p.pubviaroot
+    THEN {table} AND NOT (c.relispartition AND EXISTS (
+        SELECT FROM pg_partition_ancestors(c.oid) a JOIN pg_class up ON up.oid = a.relid AND up.oid <> c.oid
+        WHERE {parent}))
+    ELSE c.relkind = 'r' AND ({table} OR c.relispartition AND EXISTS (
+        SELECT FROM pg_partition_ancestors(c.oid) a JOIN pg_class up ON up.oid = a.relid WHERE {parent})) END"""
+
 _UNPUBLISHED = """
 SELECT c.oid::regclass::text FROM pg_class c
 WHERE c.oid = ANY(%(oids)s)
-  AND c.oid NOT IN (SELECT g.relid FROM pg_publication p, pg_get_publication_tables(p.pubname::text) g
-                    WHERE p.pubname = ANY(%(names)s))
+  AND NOT EXISTS (SELECT FROM pg_publication p WHERE p.pubname = ANY(%(names)s) AND {listed})
 ORDER BY 1"""
 
+# A list of columns or a filter counts only where the table is published by its name alone.
 _PUBLISHED = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text,
        (SELECT array_agg(a.attname::text) FROM pg_attribute a
-        WHERE a.attrelid = c.oid AND a.attname = ANY({columns}) AND NOT {generated}),
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+          AND ({columns} IS NULL OR a.attnum = ANY({columns})) AND NOT ({generated})),
        {row_filter}
-FROM pg_publication_tables p
-JOIN pg_namespace n ON n.nspname = p.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
-WHERE p.pubname = ANY(%(names)s) AND (%(oids)s::int8[] IS NULL OR c.oid::int8 = ANY(%(oids)s::int8[]))"""
+FROM pg_publication p
+JOIN pg_class c ON c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid AND NOT p.puballtables AND NOT {whole}
+WHERE p.pubname = ANY(%(names)s) AND {listed}
+  AND (%(oids)s::int8[] IS NULL OR c.oid::int8 = ANY(%(oids)s::int8[]))"""

@@ -61,6 +61,7 @@ def _in_64_bits(xid: int, near_xid: int) -> int:
 
 
 # A transaction holds a lock on its own xid, the oldest of which is that of the transaction as a whole.
+# Asked from the leaf upwards: pg_partition_tree() would wait for the very locks that are looked at.
 _WRITERS = """
 SELECT min(own.transactionid::text::int8),
        (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8),
@@ -74,6 +75,6 @@ WHERE held.locktype = 'relation' AND held.granted
   AND held.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
   AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND (held.relation = %(oid)s
-       OR held.relation IN (SELECT relid::oid FROM pg_partition_tree(%(oid)s::oid::regclass)))
+       OR EXISTS (SELECT FROM pg_partition_ancestors(held.relation) a WHERE a.relid = %(oid)s::oid))
 GROUP BY held.virtualtransaction, held.pid
 ORDER BY max(coalesce(a.xact_start, p.prepared)), held.pid"""
