@@ -271,5 +271,10 @@ def test_an_exclusive_lock_on_a_table_is_not_waited_for(database: Database, conn
         assert published_tables(connection, ["pgtide"]).keys() == set(oids)
         assert Catalog(connection).shapes(oids, ["pgtide"]).keys() == set(oids)
         other.execute("SELECT pg_current_xact_id()")
-        connection.execute("SELECT pg_current_xact_id()")
         assert len(older_writers(connection, oids[0], next_transaction(connection))) == 1
+
+
+def test_a_fence_is_above_every_transaction_that_has_begun(database: Database, connection: Connection) -> None:
+    with database.connect(autocommit=False) as first, database.connect(autocommit=False) as second:
+        begun = [int(other.execute("SELECT pg_current_xact_id()::text").fetchall()[0][0]) for other in (first, second)]
+        assert next_transaction(connection) > max(begun)

@@ -33,9 +33,15 @@ class Writer:
 
 
 def next_transaction(connection: Connection) -> int:
-    """The xid, in 64 bits, that every transaction which begins from now on will reach."""
+    """An xid, in 64 bits, above those of all transactions that have one now.
+
+    One of our own: a snapshot's xmax follows the last transaction that has ended, and those that have begun since are
+    above it.  A standby gives out none; there nothing is opened anyway.
+    """
+    query = """SELECT CASE WHEN pg_is_in_recovery() THEN pg_snapshot_xmax(pg_current_snapshot())::text
+                           ELSE pg_current_xact_id()::text END"""
     with postgres_errors("reading the snapshot"):
-        row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8").fetchone()
+        row = connection.execute(query).fetchone()
     assert row is not None
     return int(row[0])
 
