@@ -132,6 +132,33 @@ def test_a_prepared_transaction_is_in_the_log_at_its_commit(on_both: Database, t
     assert list(config.spool_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("then", "attnum"),
+    [
+        ("SELECT 1", 3),
+        ("ALTER TABLE a RENAME COLUMN added TO renamed", -2),  # it cannot be told any more, and is not guessed
+    ],
+)
+def test_what_a_prepared_transaction_has_altered_is_known_after_its_end(
+    then: str, attnum: int, on_both: Database, tmp_path: Path
+) -> None:
+    config = two_phase(on_both, tmp_path)
+    with capturing(config) as states:
+        on_both.execute(rows("a", 1, 1))
+        wait_until_captured(on_both, config)
+        alteration = ("ALTER TABLE a DROP COLUMN note", "ALTER TABLE a ADD COLUMN added text")
+        prepare(on_both, "altered", *alteration, rows("a", 2, 2))
+        wait_for(lambda: "altered public.a" in states[-1].detail, what="the capture to wait for its end")
+        with on_both.connect() as connection:
+            connection.execute(f"COMMIT PREPARED '{gid(on_both, 'altered')}'".encode())
+            connection.execute(then.encode())
+        reader = wait_until_captured(on_both, config)
+    oid = on_both.rows("SELECT 'a'::regclass::oid::int8")[0][0]
+    found = [reader.read(piece) for piece in reader.plan(0, reader.end().end_offset, oid)]
+    shapes = [[(column.attnum, column.name) for column in piece.shape.columns] for piece in found]
+    assert shapes == [[(1, "id"), (2, "note")], [(1, "id"), (attnum, "added")]]
+
+
 def test_a_capture_that_restarts_between_prepare_and_end_loses_nothing(on_both: Database, tmp_path: Path) -> None:
     config = two_phase(on_both, tmp_path)
     with capturing(config):

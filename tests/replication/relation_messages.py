@@ -24,6 +24,7 @@ class RelationMessage:
     replica_identity: str
     columns: tuple[RelationColumn, ...]
     in_progress: bool = False
+    prepared_xid: int = 0
 
 
 def create_slot(database: Database, slot: str) -> None:

@@ -99,6 +99,7 @@ def test_a_number_is_right_or_refused_whatever_was_altered(steps: list[tuple[str
 class Message:
     columns: list[Told]
     in_progress: bool = False
+    prepared_xid: int = 0
     relation_oid: int = 7
     namespace: str = "public"
     name: str = "t"

@@ -37,6 +37,7 @@ class Assembler:
         self._buffer = buffer
         self._whole = WholeTransactions(durable_lsn, held_bytes)
         self._inside: int | None = None  # xid of the stream block or prepared transaction whose changes are coming
+        self._in_progress = False  # and it is a stream block
         self._origins: dict[int, str] = {}  # of streamed transactions
         # A streamed message names its transaction, not its savepoint (seen on 16): with both, it cannot be known
         # whether the message was rolled back.
@@ -81,7 +82,7 @@ class Assembler:
         for table in part.tables:
             if table.shape == MESSAGES:
                 self._with_messages.add(xid)
-            elif any(column.attnum < 0 for column in table.shape.columns):
+            elif self._in_progress and any(column.attnum < 0 for column in table.shape.columns):
                 # The catalog shows what a transaction in progress has altered to nobody else; after the commit it does.
                 raise SendWholeError(f"transaction {xid} has altered {table.shape.qualified_name}")
             changes = table.rows["_change"].to_numpy()
@@ -93,7 +94,7 @@ class Assembler:
     def _control(self, control: Any, gid: str) -> list[Piece]:
         kind, xid = int(control["kind"]), int(control["xid"])
         if kind in (_STREAM_START, _BEGIN_PREPARE):
-            self._inside = xid
+            self._inside, self._in_progress = xid, kind == _STREAM_START
             self._buffer.begin(xid)
         elif kind == _STREAM_STOP:
             self._inside = None

@@ -62,6 +62,7 @@ _FIELDS: dict[str, _Fields] = {
 }
 GID_AT = {"b": 28, "P": 29, "K": 29, "r": 37, "p": 29}
 ORIGIN_NAME_AT = 8
+PREPARED_XID_AT = 24  # in the message that begins a prepared transaction
 
 
 def letters(kinds: str) -> Bools:

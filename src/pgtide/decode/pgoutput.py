@@ -18,7 +18,7 @@ from pgtide.decode.cells import I64
 from pgtide.decode.decoded import Decoded, ShapedRows
 from pgtide.decode.frames import Frames
 from pgtide.decode.logical_messages import decode_messages
-from pgtide.decode.messages import GID_AT, ORIGIN_NAME_AT, Messages, letters
+from pgtide.decode.messages import GID_AT, ORIGIN_NAME_AT, PREPARED_XID_AT, Messages, letters
 from pgtide.decode.relation import Relation, RelationMessage, parse_relation
 from pgtide.decode.rows import RowMessages, Truncates, decode_rows, with_truncates
 from pgtide.errors import DecodeError
@@ -28,6 +28,7 @@ _IS_ROW = letters("IUD")
 _IS_ONE_CHANGE = letters("IUDM")
 _HAS_NAME = letters("O" + "".join(GID_AT))
 _RELATION, _TRUNCATE, _MESSAGE, _ORIGIN = ord("R"), ord("T"), ord("M"), ord("O")
+_BEGIN_PREPARE, _PREPARE = ord("b"), ord("P")
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class Decoder:
         self._shape_of = shape_of
         self._relations: dict[int, Relation] = {}
         self._stream_xid = 0
+        self._prepared_xid = 0  # of the prepared transaction whose changes are coming
         self._next_change = 0
 
     def feed(self, frames: Frames) -> Decoded:
@@ -77,9 +79,13 @@ class Decoder:
     def _relation_versions(self, messages: Messages) -> dict[int, list[tuple[int, Relation]]]:
         """Relations described in this feed: oid → (index of the message from which it counts, relation)."""
         versions: dict[int, list[tuple[int, Relation]]] = {}
-        for index in np.flatnonzero(messages.kind == _RELATION).tolist():
+        for index in np.flatnonzero(np.isin(messages.kind, (_RELATION, _BEGIN_PREPARE, _PREPARE))).tolist():
+            if messages.kind[index] != _RELATION:
+                begins = messages.kind[index] == _BEGIN_PREPARE
+                self._prepared_xid = int(messages.views.u4[messages.body[index] + PREPARED_XID_AT]) if begins else 0
+                continue
             raw = bytes(messages.views.buffer[int(messages.body[index]) : int(messages.end[index])])
-            message = parse_relation(raw, in_progress=bool(messages.subxid[index]))
+            message = parse_relation(raw, in_progress=bool(messages.subxid[index]), prepared_xid=self._prepared_xid)
             shape = self._shape_of(message)
             known = self._relations.get(message.relation_oid)
             if known is not None and known.message == message and known.shape == shape:

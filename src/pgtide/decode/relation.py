@@ -34,9 +34,10 @@ class RelationMessage:
     replica_identity: str
     columns: tuple[RelationColumn, ...]
     in_progress: bool = field(default=False, compare=False)  # its transaction is: the catalog may not show it yet
+    prepared_xid: int = field(default=0, compare=False)  # its transaction is prepared, and may have ended since; else 0
 
 
-def parse_relation(message: bytes, *, in_progress: bool = False) -> RelationMessage:
+def parse_relation(message: bytes, *, in_progress: bool = False, prepared_xid: int = 0) -> RelationMessage:
     """From the relation's oid on (without the kind, and the xid in a stream block)."""
     try:
         (oid,) = struct.unpack_from(">I", message)
@@ -52,7 +53,7 @@ def parse_relation(message: bytes, *, in_progress: bool = False) -> RelationMess
             raise ValueError("it has bytes left over")
         # An empty namespace stands for pg_catalog.
         schema = namespace.decode() or "pg_catalog"
-        return RelationMessage(oid, schema, name.decode(), chr(identity), tuple(columns), in_progress)
+        return RelationMessage(oid, schema, name.decode(), chr(identity), tuple(columns), in_progress, prepared_xid)
     except (struct.error, ValueError, IndexError) as error:
         raise DecodeError(f"a relation message cannot be read: {error}") from error
 

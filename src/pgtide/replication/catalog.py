@@ -15,7 +15,7 @@ from typing import Any
 from psycopg.rows import kwargs_row
 
 from pgtide.config import matches
-from pgtide.errors import PgtideError
+from pgtide.errors import PgtideError, TransientError
 from pgtide.replication.attributes import (
     Attribute,
     KnownShapes,
@@ -26,6 +26,7 @@ from pgtide.replication.attributes import (
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.published import PublishedTable, published_tables
 from pgtide.replication.type_catalog import TypeCatalog
+from pgtide.replication.writers import prepared_and_open
 from pgtide.schema import Column, TableShape
 
 
@@ -126,10 +127,23 @@ class Catalog:
         return shapes
 
     def shape_for(self, message: RelationMessage) -> TableShape:
-        """The shape that a relation message describes; where the catalog disagrees, the message counts."""
+        """The shape that a relation message describes; where the catalog disagrees, the message counts.
+
+        What a prepared transaction has altered is shown to nobody before its end: then TransientError.
+        """
+        open_gid = prepared_and_open(self.connection, message.prepared_xid) if message.prepared_xid else None
+        if open_gid is not None:
+            message = _Message(
+                message.relation_oid, message.namespace, message.name, message.replica_identity, message.columns, True
+            )
         relation = self._relations([message.relation_oid]).get(message.relation_oid)
         self._types.load(column.type_oid for column in message.columns)
         shape = self._shape(message, relation or _GONE)
+        if open_gid is not None and any(column.attnum < 0 for column in shape.columns):
+            raise TransientError(
+                f"prepared transaction {open_gid!r} has altered {shape.qualified_name}, which the catalog shows "
+                "only after its end: from there on, changes wait for COMMIT PREPARED or ROLLBACK PREPARED"
+            )
         self.known.remember(shape)
         self._streamed[message.relation_oid] = shape
         return shape
@@ -187,6 +201,7 @@ class _Message:
     replica_identity: str
     columns: Sequence[RelationColumn]
     in_progress: bool = False
+    prepared_xid: int = 0
 
 
 def _as_message(oid: int, relation: _Relation, published: PublishedTable | None) -> _Message:

@@ -53,6 +53,19 @@ def older_writers(connection: Connection, relation_oid: int, before_xid: int) ->
     return [Writer(*described) for xid, near_xid, *described in rows if _in_64_bits(xid, near_xid) < before_xid]
 
 
+def prepared_and_open(connection: Connection, xid: int) -> str | None:
+    """The identifier of a prepared transaction that has not ended; None if it has, and a new snapshot shows its end."""
+    with postgres_errors("looking at a prepared transaction"):
+        near = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8").fetchone()
+        assert near is not None
+        row = connection.execute(
+            """SELECT coalesce((SELECT gid FROM pg_prepared_xacts WHERE transaction = %(short)s::text::xid), '')
+               WHERE pg_xact_status(%(long)s::text::xid8) = 'in progress'""",
+            {"short": xid, "long": _in_64_bits(xid, near[0])},
+        ).fetchone()
+    return row[0] if row is not None else None
+
+
 def insert_lsn(connection: Connection) -> int | None:
     """The end of the WAL that is being written; None on a standby, which writes none."""
     query = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_insert_lsn()::text END"
