@@ -127,3 +127,16 @@ def test_a_table_that_is_locked_for_long_does_not_hold_up_the_others(database: D
         database.execute("INSERT INTO t VALUES (1, 'meanwhile')")
         reader = wait_until_captured(database, config)
         assert replayed(reader, "public.t") == source_rows(database, "t")
+
+
+def test_a_server_with_little_patience_is_answered_in_time(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        f"ALTER DATABASE {database.name} SET wal_sender_timeout = '800ms'",
+        "CREATE TABLE t (id int PRIMARY KEY, note text)",
+    )
+    answered = (
+        "SELECT pid FROM pg_stat_replication JOIN pg_replication_slots ON active_pid = pid "
+        "WHERE database = current_database() AND reply_time > backend_start + interval '3 s'"
+    )
+    with capturing(configuration(database, tmp_path)):
+        wait_for(lambda: database.rows(answered), what="a connection that outlives the server's patience")

@@ -7,6 +7,7 @@ retention, which may be what makes room again, takes place.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from pgtide.replication.stream import ReplicationStream
 
 _ACKNOWLEDGED = declare("capture.acknowledged", "the server was told how far the log is durable")
 
-STATUS_INTERVAL_S = 1.0  # walsenders miss wake-ups now and then; a status message releases them
+# Walsenders miss wake-ups now and then; a status message releases them.  At least one in a second, whatever comes.
+STATUS_INTERVAL_S = 0.9
 _CONTROL_INTERVAL_S = 0.2
 
 
@@ -70,12 +72,16 @@ class Attendant:
         self._notices: tuple[str, ...] = ()
         self.spool_trouble: str | None = None  # why the spool cannot be written just now
 
-    def attend(self) -> None:
-        """Does what is due, and returns at once; raises what a person has to mend."""
+    def answer_due_ms(self) -> int:
+        """How long the next answer to the server can wait."""
+        return max(0, math.ceil((self._answered_at + STATUS_INTERVAL_S - time.monotonic()) * 1000))
+
+    def attend(self, *, asked: bool = False) -> None:
+        """Does what is due, and returns at once; raises what a person has to mend.  `asked`: the server wants to hear."""
         self._appender.raise_failure()
         self._tell_trouble()
         now_s = time.monotonic()
-        self._answer(now_s)
+        self._answer(now_s, asked)
         if now_s >= self._next_control:
             self._next_control = now_s + _CONTROL_INTERVAL_S
             self._look(now_s)
@@ -88,9 +94,9 @@ class Attendant:
             self._said = trouble
             self._on_state(CaptureState("waiting", trouble) if trouble else CaptureState("streaming"))
 
-    def _answer(self, now_s: float) -> None:
+    def _answer(self, now_s: float, asked: bool) -> None:
         durable_lsn = self._appender.durable_lsn
-        if durable_lsn > self._acknowledged or now_s - self._answered_at >= STATUS_INTERVAL_S:
+        if asked or durable_lsn > self._acknowledged or now_s - self._answered_at >= STATUS_INTERVAL_S:
             self._stream.send_status(durable_lsn)
             if durable_lsn > self._acknowledged:
                 reach(_ACKNOWLEDGED)

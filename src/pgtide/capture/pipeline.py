@@ -252,16 +252,17 @@ class Capture:
         """The loop: read what came, decode it, hand it on, answer."""
         decoder = Decoder(sides.catalog.shape_for)
         while not stop.is_set():
-            received = stream.read(_IDLE_WAIT_MS)
+            received, asked = stream.read(min(_IDLE_WAIT_MS, attendant.answer_due_ms())), False
             if received is not None:
                 decoded = decoder.feed(Frames(received.buffer, received.starts, received.ends))
                 reach(_DECODED)
+                asked = decoded.reply_wanted
                 watch.rows.inc(decoded.changes)
                 watch.received_bytes.inc(received.nbytes)
                 work: list[Work] = list(assembler.feed(decoded))
                 attendant.spool_trouble = None
                 self._send(work, appender, stop)
-            attendant.attend()
+            attendant.attend(asked=asked)
             self._presence.keep_saying()
             watch.prepared_transactions.set(assembler.prepared_transactions)
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):

@@ -60,3 +60,9 @@ class Decoded:
     origins: dict[int, str]  # index into controls → name of the origin
     gids: dict[int, str]  # index into controls → global identifier of a two-phase transaction
     wal_end: int  # greatest WAL position in the feed's headers and keepalives; 0 if it had none
+
+    @property
+    def reply_wanted(self) -> bool:
+        """Whether a keepalive asks for an answer at once: the server is about to take us for dead."""
+        keepalives = self.controls["kind"] == ord("k")
+        return bool(self.controls["flags"][keepalives].any())
