@@ -132,6 +132,29 @@ def test_a_column_that_took_the_name_of_a_dropped_one_is_a_new_one() -> None:
     assert numbered(message, now, KnownShapes(), before) == [1, 3, 4]
 
 
+def test_a_name_that_a_newer_column_has_taken_over_is_still_that_of_the_old_one() -> None:
+    known = KnownShapes()
+    known.remember(shape(told("id", "a"), [1, 2]))
+    now = [live(1, "id"), live(2, "renamed"), live(3, "a")]
+    assert numbered(Message(told("id", "a")), now, known, None) == [1, 2]
+    assert numbered(Message(told("id", "renamed", "a")), now, known, None) == [1, 2, 3]
+
+
+def test_a_column_that_is_not_published_is_no_sign_of_an_alteration() -> None:
+    now = [live(1, "id"), live(2, "secret"), live(3, "a")]
+    assert numbered(Message(told("id", "a")), now, KnownShapes(), None) == [1, 3]
+
+
+def test_columns_that_have_swapped_names_keep_their_numbers() -> None:
+    now = [live(1, "id"), live(2, "b"), live(3, "a"), live(4, "c")]
+    assert numbered(Message(told("id", "a", "b", "c")), now, KnownShapes(), None) == [1, 2, 3, 4]
+    now = [live(1, "id"), live(2, "b"), live(3, "a", TEXT), live(4, "c")]
+    assert numbered(Message(told("id", "a", "b", "c")), now, KnownShapes(), None) == [1, -2, -3, 4]
+    now = [live(1, "id"), live(2, "b"), live(3, "other")]
+    before = shape(told("id", "a", "b"), [1, 2, 3])
+    assert numbered(Message(told("id", "b", "a")), now, KnownShapes(), before) == [1, 2, 3]
+
+
 def test_what_a_transaction_in_progress_has_altered_is_not_guessed() -> None:
     before, now = shape(told("a", "b"), [1, 2]), [live(1, "a"), live(2, "b")]
     for altered, numbers in (

@@ -93,11 +93,14 @@ def numbered(
     the relation had `before`, by the last message of the same stream.
     """
     columns = message.columns
-    if _agree(columns, attributes):
-        return attribute_numbers(columns, attributes)
+    named = _named(columns, attributes)
+    if named is not None and _leave_none_out(named, attributes):
+        return named
     exactly = known.numbers(message.relation_oid, columns)
     if exactly is not None:
         return exactly
+    if named is not None:
+        return named  # the publication lets only some columns through
     if message.in_progress:
         return _unaltered(columns, before)
     if before is None:
@@ -105,11 +108,20 @@ def numbered(
     return _continued(columns, attributes, before)
 
 
-def _agree(columns: Sequence[RelationColumn], attributes: Sequence[Attribute]) -> bool:
-    """Whether the catalog has all these columns as the message describes them."""
+def _named(columns: Sequence[RelationColumn], attributes: Sequence[Attribute]) -> list[int] | None:
+    """The numbers, if the catalog has all these columns as the message describes them."""
     live = {(a.name, a.type_oid, a.typmod): a.attnum for a in attributes if not a.dropped}
     found = [live.get((column.name, column.type_oid, column.typmod), 0) for column in columns]
-    return all(found) and found == sorted(found)
+    return found if all(found) and found == sorted(found) else None
+
+
+def _leave_none_out(numbers: Sequence[int], attributes: Sequence[Attribute]) -> bool:
+    """Whether every live attribute before the last of these is among them.
+
+    It was there when the message was written; if the message lacks it, a name may have gone to a newer column since.
+    """
+    last = max(numbers, default=0)
+    return all(a.attnum in numbers for a in attributes if a.attnum < last and not a.dropped and not a.generated)
 
 
 def _unaltered(columns: Sequence[RelationColumn], before: TableShape | None) -> list[int]:
@@ -127,6 +139,10 @@ def _continued(columns: Sequence[RelationColumn], attributes: Sequence[Attribute
     """
     places = {column.name: place for place, column in enumerate(before.columns)}
     then = [column.attnum for column in before.columns]  # negative: not known even then
+    if {column.name for column in columns} == places.keys() and set(then) <= {
+        attribute.attnum for attribute in attributes if not attribute.dropped
+    }:
+        return then  # none was dropped to this day, so names have changed hands
     at: list[int] = []  # where each column is in `before`; -1: not there under this name
     for column in columns:
         place = places.get(column.name, -1)
@@ -153,7 +169,16 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
 def attribute_numbers(columns: Sequence[RelationColumn], attributes: Sequence[Attribute]) -> list[int]:
     """The attribute number of each column, from the catalog alone; -(position + 1) where none can be told."""
     by_name = {attribute.name: attribute.attnum for attribute in attributes if not attribute.dropped}
-    found = _increasing([by_name.get(column.name, 0) for column in columns])
+    candidates = [by_name.get(column.name, 0) for column in columns]
+    increasing = _increasing(candidates)
+    left_out = set(candidates).difference(increasing)
+    if any(number < max(increasing) for number in left_out):
+        increasing = _in_order(candidates)  # not added again, since others are newer: names have changed hands
+    return _filled(increasing, columns, attributes)
+
+
+def _filled(found: list[int], columns: Sequence[RelationColumn], attributes: Sequence[Attribute]) -> list[int]:
+    """With numbers by their place where there was none by name (0)."""
     position = 0
     while position < len(found):
         if found[position]:
@@ -182,6 +207,19 @@ def _increasing(candidates: list[int]) -> list[int]:
         if not wrong:
             return candidates
         candidates[candidates.index(max(wrong))] = 0
+
+
+def _in_order(candidates: Sequence[int]) -> list[int]:
+    """Drops (sets to 0) all candidates that are out of order with any other."""
+    numbers = [number or None for number in candidates]
+    return [
+        number
+        if number
+        and all(other < number for other in numbers[:at] if other)
+        and all(other > number for other in numbers[at + 1 :] if other)
+        else 0
+        for at, number in enumerate(numbers)
+    ]
 
 
 def _fill(columns: Sequence[RelationColumn], gap: Sequence[Attribute], *, trailing: bool) -> list[int] | None:
