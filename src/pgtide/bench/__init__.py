@@ -3,6 +3,7 @@
 capture           Postgres → durable log, against pg_recvlogical
 latency           commit → durable in the log
 big-transaction   one transaction of millions of rows: memory and time to commit
+planning          planning a batch over up to 10,000 segments of the log
 """
 
 from __future__ import annotations
@@ -17,5 +18,6 @@ def benchmarks() -> dict[str, Callable[[bool], Result]]:
     from pgtide.bench.big_transaction import big_transaction
     from pgtide.bench.capture import capture
     from pgtide.bench.latency import latency
+    from pgtide.bench.planning import planning
 
-    return {"capture": capture, "latency": latency, "big-transaction": big_transaction}
+    return {"capture": capture, "latency": latency, "big-transaction": big_transaction, "planning": planning}

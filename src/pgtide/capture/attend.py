@@ -77,7 +77,7 @@ class Attendant:
         return max(0, math.ceil((self._answered_at + STATUS_INTERVAL_S - time.monotonic()) * 1000))
 
     def attend(self, *, asked: bool = False) -> None:
-        """Does what is due, and returns at once; raises what a person has to mend.  `asked`: the server wants to hear."""
+        """Does what is due, and returns at once; raises what a person has to mend.  `asked`: by the server."""
         self._appender.raise_failure()
         self._tell_trouble()
         now_s = time.monotonic()

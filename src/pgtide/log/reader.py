@@ -312,7 +312,8 @@ class LogReader:
     def _check_end(self, epoch: int, marker: Marker, names: list[SegmentName]) -> None:
         """Looks closely where marker and segments do not fit: a writer has its marker before it has segments."""
         written = SegmentName(marker.segment_first_offset, marker.segment_epoch)
-        if max((name.epoch for name in names), default=0) > epoch or (written.epoch and written not in names):
+        ends_there = not written.epoch or written in names[-1:] or written in names
+        if max((name.epoch for name in names), default=0) > epoch or not ends_there:
             check_end_is_there(self.path)
 
     def ends_transaction(self, extent: Extent) -> bool:

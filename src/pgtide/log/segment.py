@@ -92,8 +92,8 @@ def list_segments(folder: Path) -> list[SegmentName]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    found = (_NAME.fullmatch(name) for name in names)
-    return sorted(SegmentName(int(match[1]), int(match[2])) for match in found if match)
+    found = (_NAME.fullmatch(name) for name in sorted(names))  # digits with leading zeros: in the order of the log
+    return [SegmentName(int(match[1]), int(match[2])) for match in found if match]
 
 
 def valid_extents(names: list[SegmentName], end_offset: int) -> list[Extent]:
@@ -107,8 +107,7 @@ def valid_extents(names: list[SegmentName], end_offset: int) -> list[Extent]:
             extents.append(Extent(name, limit))
             limit = name.first_offset
         void_from = min(void_from, name.first_offset)
-    extents.reverse()
-    return sorted(extents, key=lambda extent: extent.name)
+    return sorted(extents, key=lambda extent: extent.name.first_offset)
 
 
 @dataclass(slots=True)
