@@ -21,6 +21,7 @@ def test_verify_and_points_tell_programs_and_people_what_is_so(
     with shop.capturing(), shop.mirroring("public.customers"):
         spark.sql(f"UPDATE lake.{shop.config.mirror.namespace}.customers SET name = '' WHERE id = 3")
         done = run("verify", "customers", "public.orders", "--json", folder=tmp_path)
+        refused = run("verify", "--catch-up", folder=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "public.orders: 3,000 rows, equal" in done.stderr, "progress is told while it goes on"
     found = json.loads(done.stdout)
@@ -34,6 +35,7 @@ def test_verify_and_points_tell_programs_and_people_what_is_so(
     assert found["tables"]["public.customers"]["examples"] == [
         {"kind": "differing", "key": {"id": "3"}, "source": {"name": "customer 3"}, "mirror": {"name": ""}, "rows": 1}
     ]
+    assert (refused.returncode, "a capture runs already" in refused.stderr) == (2, True)
 
     alone = run("verify", folder=tmp_path)
     assert alone.returncode == 2

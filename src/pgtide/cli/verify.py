@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgtide.cli.parts import open_session, run_parts, say, stopped_by_signals
 from pgtide.config import Config
-from pgtide.errors import NotRunningError
+from pgtide.errors import ConfigurationError
 from pgtide.lsn import format_lsn
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def _check_nothing_runs(config: Config, limits: Limits, stop: threading.Event) -
     runs = "a capture" if capture_runs(config, 0, stop) else ""
     runs = runs or ("a mirror" if mirror_runs(config, min(_IS_ANYBODY_THERE_S, limits.mirror_s), stop) else "")
     if runs:
-        raise NotRunningError(
-            f"{runs} runs already, so verify cannot run its own", remedy="Leave out --catch-up: pgtide verify"
+        raise ConfigurationError(
+            f"--catch-up: {runs} runs already, so verify does not start its own", remedy="Leave it out: pgtide verify"
         )
 
 

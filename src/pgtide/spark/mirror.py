@@ -243,7 +243,10 @@ class Mirror:
             self._report()
 
     def _up_to_barrier(self, to: int) -> int:
-        """The end of a batch that would end at `to`: no later than the next barrier."""
+        """The end of a batch that would end at `to`: no later than the next barrier.
+
+        `to` was read before the barriers are placed: if the log has not reached one's LSN now, it had not then.
+        """
         self._barriers.look()
         return min([to, *(place for _, place, _ in self._barriers.placed(self._reader) if place > self._done)])
 
