@@ -352,3 +352,15 @@ def test_rows_are_durable_before_the_note_and_the_note_before_the_step_ends(
     monkeypatch.setattr("pgtide.transactions.prepared.replace_durably", lambda path, _: order.append(path.name))
     keep.run()
     assert order == ["0000000001-0000.spool", "0000000001.prepared"]
+
+
+def test_a_note_that_is_found_is_durable_before_it_is_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, steps = prepared(tmp_path)
+    for step in steps:
+        step.run()
+    synced: list[Path] = []
+    monkeypatch.setattr("pgtide.transactions.prepared.fsync_path", synced.append)
+    assert TransactionBuffer(Spool(tmp_path)).prepared_transactions == 1
+    assert synced == [tmp_path]

@@ -127,6 +127,8 @@ SpoolStep = Keep | NoteCommit | Forget
 def load_prepared(spool: Spool, durable_lsn: int) -> list[Prepared]:
     """Those that an earlier process kept, without those whose commit the log has."""
     found = []
+    # A note whose writer died before it was done may be here by name alone; it is about to be relied on.
+    fsync_path(spool.folder)
     for path in spool.files():
         if path.suffix != NOTE_SUFFIX:
             continue
