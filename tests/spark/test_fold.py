@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
 from pgtide.spark.fold import Folded, fold
 from tests.spark.logs import TEXT, Change, Row, delete, insert, model, offset_rows, table_shape, truncate, update
@@ -42,6 +45,18 @@ def applied(before: dict[tuple[Any, ...], Row], result: Folded) -> dict[tuple[An
                 row[names[name]] = before[origin][names[name]]
         after[key] = row
     return after
+
+
+def test_a_column_that_nobody_knows_is_refused_and_not_left_out() -> None:
+    *others, body = ORDERS.columns
+    untold = replace(ORDERS, columns=(*others, replace(body, attnum=-4, name="then")))
+    with pytest.raises(TableError, match="then cannot be told"):
+        folded(insert(untold, id=1, region="n", amount=1, then="lost"), shape=ORDERS)
+    # Dropped since, for all that the table has is there.
+    result = folded(
+        insert(untold, id=1, region="n", amount=1, then="gone"), shape=replace(ORDERS, columns=tuple(others))
+    )
+    assert result.rows.column_names == ["c1", "c2", "c3"]
 
 
 def test_last_change_of_a_key_wins() -> None:

@@ -117,6 +117,7 @@ def together(shape: TableShape, pieces: Iterable[tuple[TableShape, pa.RecordBatc
     wanted = {"_op", "_old", *names, *(f"_text.{name}" for name in names)}
     wanted.update(f"_old.{column.storage_name}" for column in shape.key_columns)
     for piece_shape, rows in pieces:
+        _check_told(shape, piece_shape)
         arrays = {name: rows.column(name) for name in rows.schema.names if name in wanted}
         for name, flags in unchanged_flags(piece_shape, rows).items():
             arrays[f"_u.{name}"] = pa.array(flags)
@@ -128,6 +129,18 @@ def together(shape: TableShape, pieces: Iterable[tuple[TableShape, pa.RecordBatc
     for column in missing:
         table = table.append_column(column.storage_name, pa.nulls(table.num_rows, storage_type(column.type)))
     return table
+
+
+def _check_told(shape: TableShape, captured: TableShape) -> None:
+    """Refuses rows with a column of which nobody knows which it is, if it can be one that the table has."""
+    untold = [column.name for column in captured.columns if column.attnum < 0 and column not in shape.columns]
+    numbers = {column.attnum for column in captured.columns}
+    if untold and any(column.attnum not in numbers for column in shape.columns):
+        raise TableError(
+            f"{shape.qualified_name} was altered again before its earlier changes were read: which of its columns "
+            f"{', '.join(untold)} was then cannot be told.",
+            remedy=f"Drop the mirror table of {shape.qualified_name} to load it anew.",
+        )
 
 
 def _added(table: pa.Table) -> pa.Table:
