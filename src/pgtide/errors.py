@@ -1,8 +1,8 @@
 """What can go wrong, said so that a person can act: what happened, to what, and what to type next.
 
 Three reactions: `TransientError` is retried, `TableError` parks one table, everything else stops the
-process.  `ConfigurationError`, `SourceNotReadyError` and `NotRunningError` are found before anything is touched: exit
-code 2.
+process.  `ConfigurationError`, `SourceNotReadyError`, `NotRunningError` and `AlreadyRunningError` are found before
+anything is touched: exit code 2.
 All of them survive pickling, because some are raised in Spark's workers.
 """
 
@@ -44,6 +44,12 @@ class SourceNotReadyError(PgtideError):
 
 class NotRunningError(PgtideError):
     """A part of pgtide that a command needs does not run; nothing was touched."""
+
+    exit_code = 2
+
+
+class AlreadyRunningError(PgtideError):
+    """Another process does already what this one was started for; nothing was touched."""
 
     exit_code = 2
 

@@ -58,18 +58,20 @@ def run_both(config: Config, *, until_caught_up: bool) -> None:
 def _mirror(config: Config, until_offset: int | None, stop: threading.Event, done: threading.Event) -> None:
     """Runs the mirror in a session of its own; `done` tells that it has reached `until_offset`."""
     from pgtide.spark.mirror import Mirror
+    from pgtide.spark.only_mirror import only_mirror
 
-    say("mirror", "starting Spark")
-    session = open_session(config)
-    try:
-        if stop.is_set():
-            return
-        say("mirror", "running")
-        Mirror(session, config).run(stop, until_offset)
-        if not stop.is_set():
-            done.set()
-    finally:
-        session.stop()
+    with only_mirror(config.log_path):  # found out before Spark takes its seconds to start
+        say("mirror", "starting Spark")
+        session = open_session(config)
+        try:
+            if stop.is_set():
+                return
+            say("mirror", "running")
+            Mirror(session, config).run(stop, until_offset)
+            if not stop.is_set():
+                done.set()
+        finally:
+            session.stop()
 
 
 def _introduce(config: Config, stop: threading.Event) -> SourceFacts:

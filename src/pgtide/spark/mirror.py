@@ -37,6 +37,7 @@ from pgtide.spark.barriers import Barriers
 from pgtide.spark.load import Loader
 from pgtide.spark.mirror_plan import NAME as PLAN_SOURCE
 from pgtide.spark.mirror_plan import MirrorPlanSource
+from pgtide.spark.only_mirror import only_mirror
 from pgtide.spark.points import Coverage, Moment, Points
 from pgtide.spark.progress import Progress
 from pgtide.spark.targets import points_target, target_of
@@ -80,6 +81,10 @@ class Mirror:
         self._pool = ThreadPoolExecutor(_TABLES_AT_ONCE, thread_name_prefix="pgtide-mirror")
 
     def run(self, stop: threading.Event, until_offset: int | None = None) -> None:
+        with only_mirror(self._path):
+            self._run(stop, until_offset)
+
+    def _run(self, stop: threading.Event, until_offset: int | None) -> None:
         self._stop = stop
         threading.Thread(target=self._attend, name="pgtide-mirror-attend", daemon=True).start()
         checkpoint = Path(tempfile.mkdtemp(prefix="pgtide-checkpoint-"))
