@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from pgtide import local
-from pgtide.config import Config
-from pgtide.errors import LogError, PgtideError, SlotError
+from pgtide.config import Capture, Config
+from pgtide.errors import ConfigurationError, LogError, PgtideError, SlotError
 from pgtide.replication.connect import connect
 from tests.capture.running import capturing, configuration, wait_until_captured, wait_until_let_go
 from tests.capture.test_stopping import Running
@@ -316,3 +316,39 @@ def test_changes_from_a_time_without_publication_cannot_be_passed(database: Data
     error = stopped_at_start(config)
     assert "has changes from a time without publication" in error.what
     assert "new log" in error.remedy
+
+
+def test_a_spool_of_another_log_is_refused_and_left_alone(database: Database, tmp_path: Path) -> None:
+    database.execute(TABLE)
+    spool = tmp_path / "spool"
+    spooling = Capture(spool_path=str(spool))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    config = configuration(database, first).model_copy(update={"capture": spooling}).at(first / "pgtide.toml")
+    for _ in range(2):  # its own log may come back
+        with capturing(config):
+            pass
+    kept = spool / "0000000001.prepared"
+    kept.touch()
+    other = configuration(database, second, slot_suffix="2", publication="other")
+    other = other.model_copy(update={"capture": spooling}).at(second / "pgtide.toml")
+    with pytest.raises(ConfigurationError, match="the spool of another log") as told, capturing(other):
+        pass
+    assert "choose another capture.spool_path" in told.value.remedy
+    assert kept.exists()
+
+
+def test_a_spool_that_cannot_be_written_is_said_and_waited_for(database: Database, tmp_path: Path) -> None:
+    database.execute(TABLE)
+    blocked = tmp_path / "spool"
+    blocked.write_text("a file where the folder shall be")
+    config = configuration(database, tmp_path).model_copy(update={"capture": Capture(spool_path=str(blocked))})
+    running = Running(config.at(tmp_path / "pgtide.toml"))
+    try:
+        wait_for(lambda: any("the spool in" in state.detail for state in running.states), what="the trouble to be said")
+        blocked.unlink()
+        wait_for(running.capture.streaming.is_set, what="the capture to go on by itself")
+    finally:
+        running.stop()
+    assert running.failure is None

@@ -29,6 +29,7 @@ from pgtide.config import Config
 from pgtide.decode import Decoder, Frames
 from pgtide.errors import DecodeError, LogNotWritableError, PgtideError, SendWholeError, TransientError
 from pgtide.failpoints import declare, reach
+from pgtide.log.identity import read_identity
 from pgtide.log.presence import Presence
 from pgtide.log.reader import LogReader
 from pgtide.replication.attributes import KnownShapes
@@ -208,6 +209,7 @@ class Capture:
 
     def _buffer(self, durable_lsn: int, stop: threading.Event, *, two_phase: bool) -> TransactionBuffer:
         capture, path = self._config.capture, self._config.spool_path
+        owner = read_identity(self._config.log_path).log_id if capture.spool_path else ""
 
         def wait(error: OSError) -> None:
             """The spool cannot be written: reading stops, the server goes on being answered, then it is tried again."""
@@ -218,12 +220,12 @@ class Capture:
                 raise TransientError(self._attendant.spool_trouble)
 
         try:
-            spool = Spool(path, capture.spool_max_bytes, wait=wait)
+            spool = Spool(path, capture.spool_max_bytes, wait=wait, owner=owner)
             if not two_phase:
                 spool.remove_all_but(())  # a slot that is not two-phase any more sends everything again at the commit
+            return TransactionBuffer(spool, capture.transaction_memory_bytes, durable_lsn=durable_lsn)
         except OSError as error:
             raise LogNotWritableError(f"the spool in {path} cannot be written: {error.strerror or error}") from error
-        return TransactionBuffer(spool, capture.transaction_memory_bytes, durable_lsn=durable_lsn)
 
     def _wait_for(self, appender: Appender) -> None:
         """Says why it takes so long, where no attendant does."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pgtide.change import Committed, TableRows
-from pgtide.errors import PgtideError, TransientError
+from pgtide.errors import ConfigurationError, PgtideError, TransientError
 from pgtide.log.block import (
     HEADER_BYTES,
     OpenTransaction,
@@ -25,13 +25,14 @@ from pgtide.log.block import (
     parse_directory,
     parse_header,
 )
-from pgtide.log.files import FILE_MODE, fsync_path, make_directory, write_all
+from pgtide.log.files import FILE_MODE, fsync_path, make_directory, replace_durably, write_all
 from pgtide.schema import TableShape
 from pgtide.transactions.pieces import Piece, row_bytes
 
 FILE_BYTES = 128 << 20
 ROWS_SUFFIX = ".spool"
 NOTE_SUFFIX = ".prepared"
+_OWNER = "owner"
 IDS_SUFFIX = ".ids"
 # All begin with the number of their transaction; and what was being written aside when the process died.
 _NAME = re.compile(r"(\d{10})(-\d{4}\.spool|\.prepared|\.ids)|\.(\d{10}\.prepared|position\.json)\.\d+\.tmp")
@@ -42,6 +43,9 @@ class Spool:
 
     When a file cannot be written (disk full, folder read-only), `wait` is called: it raises, or returns when it is
     time to try again.
+
+    `owner`: whose it is, where that is not plain from its place.  A start empties the folder, and of another's prepared
+    transactions there is no second copy.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Spool:
         max_bytes: int = 0,
         file_bytes: int = FILE_BYTES,
         wait: Callable[[OSError], None] | None = None,
+        owner: str = "",
     ) -> None:
         self.folder = folder
         self.file_bytes = file_bytes
@@ -58,6 +63,8 @@ class Spool:
         self.named: frozenset[Path] = frozenset()  # must stay, whatever becomes of their transactions
         self._max_bytes = max_bytes
         make_directory(folder)
+        if owner:
+            _take_possession(folder / _OWNER, owner)
         numbers = [match[1] for path in self.files() if (match := _NAME.fullmatch(path.name))]
         self._number = max((int(number) for number in numbers if number), default=0)
 
@@ -213,6 +220,16 @@ def fsync_files(paths: Sequence[Path], folder: Path) -> None:
                 # A second fsync would "succeed" on pages that never reached the disk, and the rows are nowhere else.
                 raise TransientError(f"{path} cannot be made durable: {error}; its rows are read again") from error
     fsync_path(folder)
+
+
+def _take_possession(mark: Path, owner: str) -> None:
+    if not mark.exists():
+        replace_durably(mark, owner.encode())
+    if mark.read_text() != owner:
+        raise ConfigurationError(
+            f"capture.spool_path: {mark.parent} is the spool of another log",
+            remedy=f"choose another capture.spool_path; or, if nothing captures with that log any more, remove {mark}",
+        )
 
 
 @contextlib.contextmanager
