@@ -125,6 +125,7 @@ def test_a_prepared_transaction_is_in_the_log_at_its_commit(on_both: Database, t
         prepare(on_both, "never", rows("a", 20, 22))
         finish(on_both, "ROLLBACK", "never")
         reader = wait_until_captured(on_both, config)
+        wait_until_swept(config)
     assert [row["id"] for row in changes(reader, "public.a")] == [10, 11, 12, 1, 2, 3]
     found = reader.transactions(0, 6)
     assert found["commit_lsn"].to_pylist() == sorted(found["commit_lsn"].to_pylist())
@@ -179,6 +180,7 @@ def test_a_capture_that_restarts_between_prepare_and_end_loses_nothing(on_both: 
     finish(on_both, "COMMIT", "empty")
     with capturing(config):
         reader = wait_until_captured(on_both, config)
+        wait_until_swept(config)
     check_equal(on_both, reader)
     assert list(config.spool_path.iterdir()) == []
 
@@ -219,6 +221,7 @@ def test_a_streamed_prepared_transaction_with_savepoints_survives_a_restart(on_b
         finish(on_both, "COMMIT", "streamed")
         finish(on_both, "ROLLBACK", "rolled back")
         reader = wait_until_captured(on_both, config)
+        wait_until_swept(config)
     check_equal(on_both, reader)
     assert list(config.spool_path.iterdir()) == []
 
@@ -231,6 +234,7 @@ def test_a_large_prepared_transaction_is_not_copied(source: Database, tmp_path: 
         spooled = {file.stat().st_ino for file in config.spool_path.glob("*.spool")}
         finish(source, "COMMIT", "large")
         check_equal(source, wait_until_captured(source, config))
+        wait_until_swept(config)
     assert {file.stat().st_ino for file in (config.log_path / "large").iterdir()} == spooled
     assert list(config.spool_path.iterdir()) == []
 
@@ -265,6 +269,7 @@ def test_a_transaction_that_was_prepared_before_two_phase_was_switched_on_comes_
     with capturing(config):
         finish(on_both, "COMMIT", "before")
         reader = wait_until_captured(on_both, config)
+        wait_until_swept(config)
     check_equal(on_both, reader)
     assert list(config.spool_path.iterdir()) == []
 
@@ -316,11 +321,17 @@ def test_killed_between_prepare_and_end_at(point: str, source: Database, tmp_pat
     process.wait_for_death()
     process = started(config, source)
     reader = wait_until_captured(source, config)
+    wait_until_swept(config)
     process.stop()
     check_equal(source, reader)
     assert list(config.spool_path.iterdir()) == []
     reachable = {piece.segment for piece in reader.plan(0, reader.end().end_offset)}
     assert {str(path) for path in (config.log_path / "large").glob("*")} <= reachable, "an orphan was left behind"
+
+
+def wait_until_swept(config: Config) -> None:
+    """What the log holds goes from the spool a moment later."""
+    wait_for(lambda: not list(config.spool_path.iterdir()), what="an empty spool")
 
 
 class PreparingSession(Session):
@@ -362,4 +373,5 @@ def test_random_sessions_that_prepare_equal_the_source_over_restarts(source: Dat
             finish(source, "COMMIT", name)
     with capturing(config):
         check_equal(source, wait_until_captured(source, config))
+        wait_until_swept(config)
     assert list(config.spool_path.iterdir()) == []
