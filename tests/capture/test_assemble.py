@@ -229,3 +229,43 @@ def test_a_commit_of_a_prepared_transaction_that_the_log_has_is_skipped(tmp_path
     commit = Event("K", lsn=1000, end_lsn=1010, xid=1, gid="g1")
     assembler = Assembler(commit.end_lsn, TransactionBuffer(Spool(tmp_path)))
     assert assembler.feed(decoded([commit], 0)) == []
+
+
+def interleaved(first_change: int, xids: list[int], rows: int) -> Decoded:
+    """A feed with one change each of transactions in progress, the rest of it one that comes whole; 1 kB a row."""
+    controls = []
+    for number, xid in enumerate(xids):
+        controls += [(ord("S"), first_change + number, xid), (ord("E"), first_change + number + 1, 0)]
+    controls += [(ord("B"), first_change + len(xids), 1), (ord("C"), first_change + rows, 0)]
+    columns = {
+        "_op": pa.array([1] * rows, pa.uint8()),
+        "_change": pa.array(range(first_change, first_change + rows), pa.int64()),
+        "_subxid": pa.array([*xids, *[0] * (rows - len(xids))], pa.uint32()),
+        "c1": pa.array(range(rows), pa.int64()),
+        "c2": pa.array([f"{row:1000}" for row in range(rows)]),
+    }
+    framed = np.array([(*control, 0, 1000, 1010, 0, 0) for control in controls], CONTROL)
+    return Decoded(first_change, rows, (ShapedRows(TABLES[0], pa.RecordBatch.from_pydict(columns)),), framed, {}, {}, 0)
+
+
+def test_small_transactions_in_progress_keep_no_more_in_memory_than_they_are(tmp_path: Path) -> None:
+    """Each feed of a megabyte has a few rows that stay for long; those must not keep the whole feed alive."""
+    buffer = TransactionBuffer(Spool(tmp_path / "spool"))
+    assembler = Assembler(0, buffer)
+    before = pa.total_allocated_bytes()
+    for number in range(100):
+        assembler.feed(interleaved(1000 * number, [10 * number + 2, 10 * number + 3], 1000))
+    kept = pa.total_allocated_bytes() - before
+    assert buffer.open_transactions == 200
+    assert kept < 2 << 20, "200 rows of a kilobyte, not 100 feeds of a megabyte"
+    assert buffer.memory_bytes > kept / 2, "what is kept is counted"
+
+
+def test_one_transaction_in_progress_is_not_copied(tmp_path: Path) -> None:
+    buffer = TransactionBuffer(Spool(tmp_path / "spool"))
+    feed = interleaved(0, [7] * 990, 1000)
+    joined = Decoded(0, 990, feed.tables, np.array([(ord("S"), 0, 7, 0, 0, 0, 0, 0)], CONTROL), {}, {}, 0)
+    before = pa.total_allocated_bytes()
+    Assembler(0, buffer).feed(joined)
+    assert pa.total_allocated_bytes() - before < 100_000, "nearly all of the feed is kept: a copy would only cost"
+    assert buffer.memory_bytes > 900_000

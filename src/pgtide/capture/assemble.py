@@ -25,6 +25,7 @@ from pgtide.transactions.prepared import SpoolStep
 _STREAM_START, _STREAM_STOP, _STREAM_ABORT, _STREAM_COMMIT = (ord(kind) for kind in "SEAc")
 _BEGIN_PREPARE, _PREPARE, _STREAM_PREPARE, _COMMIT_PREPARED, _ROLLBACK_PREPARED = (ord(kind) for kind in "bPpKr")
 _OF_THE_BUFFER = np.isin(np.arange(256), [ord(kind) for kind in "SEAcbPpKr"])
+_KEPT_MORE, _KEPT_MORE_BYTES = 1.25, 4096
 
 Piece = Committed | LargeTransaction | SpoolStep | Idle
 
@@ -87,7 +88,7 @@ class Assembler:
                 raise SendWholeError(f"transaction {xid} has altered {table.shape.qualified_name}")
             changes = table.rows["_change"].to_numpy()
             subxids[changes - part.first_change] = table.rows["_subxid"].to_numpy()
-            rows = with_places(table.rows, changes + shift, np.zeros(len(changes), np.int64))
+            rows = with_places(_apart(table.rows), changes + shift, np.zeros(len(changes), np.int64))
             tables.append(TableRows(table.shape, rows))
         self._buffer.append(xid, subxids, tables)
 
@@ -155,6 +156,16 @@ class Assembler:
 
 def _commit_of(control: Any) -> Commit:
     return Commit(int(control["commit_lsn"]), int(control["end_lsn"]), int(control["timestamp_us"]))
+
+
+def _apart(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows that may be kept for long: copied where they would keep much more in memory than they are themselves.
+
+    A slice keeps the whole feed alive that it was cut from, and is counted as what it is.
+    """
+    if rows.get_total_buffer_size() <= _KEPT_MORE * rows.nbytes + _KEPT_MORE_BYTES:
+        return rows
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in rows.columns], schema=rows.schema)
 
 
 def _part(decoded: Decoded, controls: slice, first_change: int, end_change: int) -> Decoded:
