@@ -36,6 +36,8 @@ BATCH = (
     "mirror.point.published",
     "mirror.reported",
 )
+# Reached when a round of upkeep is due: tests/spark kills at each of them.
+UPKEEP = ("mirror.points.pruned", "mirror.upkeep.compacted", "mirror.upkeep.expired")
 
 _DEATH_LIMIT_S = 120
 
@@ -100,4 +102,4 @@ def test_pipeline_killed_at_point_after_point(
 
 
 def test_every_kill_point_is_visited_by_a_crash_test() -> None:
-    assert all_points() == {*capture_points(), *LOAD, *BATCH, *REDO}
+    assert all_points() == {*capture_points(), *LOAD, *BATCH, *REDO, *UPKEEP}

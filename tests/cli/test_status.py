@@ -112,3 +112,10 @@ def test_a_parked_table_shows_in_text_and_exit_code(tmp_path: Path, shop: Databa
     assert done.returncode == 1
     for word in ("public.orders", "parked", "column [x] is too wide", "slot missing"):
         assert word in done.stdout
+
+
+def test_trouble_of_upkeep_is_shown_and_needs_nobody(tmp_path: Path, shop: Database) -> None:
+    write_mirror(tmp_path, offset=9, tables={}, point=None, upkeep={"errors": {"public.orders": "disk [1] full"}})
+    done = run("status", folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "public.orders: compaction or expiry failed, and will be tried again: disk [1] full" in done.stdout

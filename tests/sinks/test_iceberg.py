@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +17,7 @@ from pgtide.sinks import Changes, Conflict, Mark, Version
 from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours
 from pgtide.sinks.iceberg_table import IcebergTable, quoted
 from pgtide.sinks.merge import DELETE, LOST_VALUE, keep_name, origin_name
+from tests.waiting import wait_for
 
 COLUMNS = StructType([StructField("id", LongType()), StructField("body", StringType())])
 
@@ -192,3 +195,84 @@ def test_columns_can_be_added_again_and_again(spark: SparkSession, sink: Iceberg
         sink.evolve(recorded(sink, empty), wider, {"pgtide.attnums": "{}"})
     assert spark.table(empty.target).columns == ["id", "body", "odd `name`"]
     assert recorded(sink, empty).properties["pgtide.attnums"] == "{}"
+
+
+def test_compaction_changes_files_and_neither_rows_nor_mark(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    version = sink.append(empty, None, mark(0))
+    for number in range(1, 7):
+        version = sink.upsert(version, changes(spark, (number, "a", False), (1, f"b{number}", False)), mark(number))
+    before = contents(spark, version), recorded(sink, version).mark
+    assert sink.compact(empty.target) is False
+    assert (contents(spark, version), recorded(sink, version).mark) == before
+    assert spark.table(f"{empty.target}.files").count() == 1
+    head = recorded(sink, version).snapshot_id
+    assert sink.compact(empty.target) is False
+    assert recorded(sink, version).snapshot_id == head, "there was nothing left to do"
+
+
+def test_compaction_during_a_write_makes_the_write_begin_again(
+    spark: SparkSession, sink: IcebergSink, empty: Version, tmp_path: Path
+) -> None:
+    version = sink.append(empty, None, mark(0))
+    for number in range(1, 6):
+        version = sink.upsert(version, changes(spark, (number, "a", False)), mark(number))
+    arm(f"{MERGED}=hold:{tmp_path / 'go on'}")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(sink.upsert, version, changes(spark, (1, "late", False)), mark(6))
+            wait_for(lambda: len(IcebergTable(spark, empty.target).branches()) == 1, limit_s=30, what="the branch")
+            sink.compact(empty.target)
+            (tmp_path / "go on").touch()
+            with pytest.raises(Conflict):
+                writing.result()
+    finally:
+        arm("")
+    assert recorded(sink, version).mark == mark(5)
+    sink.upsert(recorded(sink, version), changes(spark, (1, "late", False)), mark(6))
+    assert contents(spark, version) == {1: "late", 2: "a", 3: "a", 4: "a", 5: "a"}
+
+
+def test_expiry_keeps_what_is_needed_and_all_that_tells_the_mark(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    version = sink.append(empty, plain(spark, (1, "a")), mark(1))
+    kept = sink.upsert(version, changes(spark, (2, "b", False)), mark(2))
+    tagged = sink.upsert(kept, changes(spark, (3, "c", False)), mark(3))
+    spark.sql(f"ALTER TABLE {empty.target} CREATE TAG audit AS OF VERSION {tagged.snapshot_id}")
+    marked = sink.upsert(tagged, changes(spark, (4, "d", False)), mark(4))
+    for number in (5, 6):
+        spark.sql(f"INSERT INTO {empty.target} VALUES ({number}, 'by hand')")
+    table = IcebergTable(spark, empty.target)
+    assert marked.snapshot_id is not None
+    table.create_branch("pgtide_killed", marked.snapshot_id)
+    table.append_nothing("pgtide_killed", {})  # what a killed writer has left
+    assert kept.snapshot_id is not None
+    now = datetime.now(UTC)
+
+    sink.expire(empty.target, [kept.snapshot_id], now - timedelta(hours=1))
+    assert len(list(IcebergTable(spark, empty.target).snapshots())) == 8, "they are too young"
+    sink.sweep(empty.target)
+    assert sink.expire(empty.target, [kept.snapshot_id], now + timedelta(seconds=1)) is False
+    left = [snapshot_id for snapshot_id, _ in IcebergTable(spark, empty.target).snapshots()]
+    assert left[:3] == [kept.snapshot_id, tagged.snapshot_id, marked.snapshot_id]
+    assert len(left) == 5, "the two commits of others lead from the head to the mark"
+    assert recorded(sink, empty).mark == mark(4)
+    assert spark.sql(f"SELECT * FROM {empty.target} VERSION AS OF {kept.snapshot_id}").count() == 2
+    assert len(contents(spark, empty)) == 6
+
+
+def test_expiry_keeps_all_ranges_of_an_unfinished_load(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
+    version = sink.replace(empty, None, mark(None, load="S1"))
+    version = sink.append(version, plain(spark, (1, "a")), mark(None, load="S1", ranges=("1:0-8",)))
+    version = sink.replace(version, None, mark(None, load="S2"))
+    for number in range(3):
+        version = sink.append(version, plain(spark, (number, "a")), mark(None, load="S2", ranges=(f"1:{number}",)))
+    spark.sql(f"INSERT INTO {empty.target} VALUES (9, 'by hand')")
+    before = recorded(sink, empty)
+    count = len(list(IcebergTable(spark, empty.target).snapshots()))
+    sink.expire(empty.target, (), datetime.now(UTC) + timedelta(seconds=1))
+    assert recorded(sink, empty) == before
+    assert before.loaded_ranges == {"1:0", "1:1", "1:2"}
+    assert len(list(IcebergTable(spark, empty.target).snapshots())) < count

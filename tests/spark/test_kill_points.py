@@ -15,6 +15,8 @@ import pytest
 from pgtide.failpoints import ENVIRONMENT_VARIABLE, declared
 from pgtide.log.control import Barrier, BarrierState, barriers, put_barrier
 from pgtide.spark import at
+from pgtide.spark.points import POINTS_PRUNED
+from pgtide.spark.upkeep import COMPACTED, EXPIRED
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import Change, delete, insert, model, table_shape, update
 
@@ -34,12 +36,15 @@ session.stop()
 """
 
 POINTS = sorted(name for name in declared() if name.startswith("mirror."))
+# Reached only when a round of upkeep is due.
+OF_UPKEEP = [POINTS_PRUNED, COMPACTED, EXPIRED]
+KEEP_UP = {"PGTIDE_MIRROR__COMPACT_MINUTES": "0.000001", "PGTIDE_MIRROR__KEEP_POINTS_HOURS": "0.0000001"}
 
 
-def drive(config_file: Path, until_offset: int, failpoints: str = "") -> int:
+def drive(config_file: Path, until_offset: int, failpoints: str = "", **variables: str) -> int:
     """Runs a mirror in a process of its own, up to an offset; returns how it ended."""
     command = [sys.executable, "-c", DRIVER, str(config_file), str(until_offset)]
-    environment = os.environ | {ENVIRONMENT_VARIABLE: failpoints}
+    environment = os.environ | {ENVIRONMENT_VARIABLE: failpoints} | variables
     return subprocess.run(command, env=environment, timeout=150, check=False).returncode
 
 
@@ -50,8 +55,11 @@ def test_points_are_those_that_this_test_knows() -> None:
         "mirror.merged",
         "mirror.point.published",
         "mirror.point.ready",
+        "mirror.points.pruned",
         "mirror.reported",
         "mirror.table.created",
+        "mirror.upkeep.compacted",
+        "mirror.upkeep.expired",
     ]
 
 
@@ -67,17 +75,30 @@ def test_killed_at_every_point_in_turn_loses_and_repeats_nothing(mirrored: Mirro
     )
     changes: list[Change] = []
     asked: dict[str, list[Change]] = {}  # barriers, and the changes up to them
-    # Tables are made once, so that point comes first.
-    for number, point in enumerate(sorted(POINTS, key=lambda name: name != "mirror.table.created")):
+
+    def change(number: int) -> int:
         made = [insert(ORDERS, id=number, amount=0, body="large"), insert(ITEMS, id=number, region="n")]
         made += [update(ORDERS, unchanged=["body"], id=earlier, amount=number) for earlier in range(number)]
         made += [delete(ITEMS, id=number - 2, region="n")] if number >= 2 else []
         end = mirrored.log.commit(*made)
-        changes += made
+        changes.extend(made)
         barrier_id, lsn = secrets.token_hex(4), mirrored.log.writer.durable_lsn
         put_barrier(mirrored.log.path, Barrier(barrier_id, lsn, datetime.now(UTC) + timedelta(hours=1)))
         asked[barrier_id] = [change for change in changes if change.shape == ORDERS]
-        assert drive(file, end, f"{point}=kill") == -signal.SIGKILL, point
+        return end
+
+    # Tables are made once, so that point comes first.
+    in_batches = sorted(set(POINTS) - set(OF_UPKEEP), key=lambda name: (name != "mirror.table.created", name))
+    for number, point in enumerate(in_batches):
+        assert drive(file, change(number), f"{point}=kill") == -signal.SIGKILL, point
+    assert drive(file, mirrored.log.writer.end_offset) == 0
+    published = [found for found in barriers(mirrored.log.path) if found.state is BarrierState.PUBLISHED]
+    assert len(published) >= 2, "some were passed, because the mirror was killed before it could answer, but not all"
+    for barrier in published[:2]:
+        rows = at(mirrored.spark, barrier.lsn or 0, mirrored.config).table("orders").collect()
+        assert {(row["id"],): row.asDict() for row in rows} == model(ORDERS, asked[barrier.id])
+    for number, point in enumerate(OF_UPKEEP, len(in_batches)):
+        assert drive(file, change(number), f"{point}=kill", **KEEP_UP) == -signal.SIGKILL, point
     assert drive(file, mirrored.log.writer.end_offset) == 0
     for shape in (ORDERS, ITEMS):
         mine = [change for change in changes if change.shape == shape]
@@ -88,8 +109,5 @@ def test_killed_at_every_point_in_turn_loses_and_repeats_nothing(mirrored: Mirro
         assert version.mark.changes == len(mine), "some change was counted twice or not at all"
     point_now = at(mirrored.spark, config=mirrored.config)
     assert (point_now.offset, point_now.not_covered) == (mirrored.log.writer.end_offset, ())
-    published = [found for found in barriers(mirrored.log.path) if found.state is BarrierState.PUBLISHED]
-    assert len(published) >= 2, "some were passed, because the mirror was killed before it could answer, but not all"
-    for barrier in published[:2]:
-        rows = at(mirrored.spark, barrier.lsn or 0, mirrored.config).table("orders").collect()
-        assert {(row["id"],): row.asDict() for row in rows} == model(ORDERS, asked[barrier.id])
+    rows = point_now.table("orders").collect()
+    assert {(row["id"],): row.asDict() for row in rows} == mirrored.rows(ORDERS)

@@ -210,6 +210,9 @@ def show(status: Status, *, as_json: bool) -> None:
     for name, history in status.history.items():
         for writer in history["waiting_for"]:
             console.print(Text(f"{name}: its history begins when this has ended: {Writer(**writer)}", "yellow"))
+    mirror = status.readers.get("mirror") or {}
+    for name, error in ((mirror.get("upkeep") or {}).get("errors") or {}).items():
+        console.print(Text(f"{name}: compaction or expiry failed, and will be tried again: {error}", "yellow"))
     for error in filter(None, (status.source.error, status.log.error)):
         console.print(Text(error, "red"))
 

@@ -151,6 +151,14 @@ class Mirror(Section):
     )
     namespace: str = Field("", description='Namespace of all mirror tables; "": the source schema\'s name.')
     trigger_seconds: float = Field(1, gt=0, le=86_400, description="How often the mirror looks for changes.")
+    compact_minutes: float = Field(
+        15,
+        ge=0,
+        description="How often small files are put together and versions that no kept point needs let go; 0: never.",
+    )
+    keep_points_hours: float = Field(
+        24, gt=0, description="How long points can be read: all of the last hour, and before that one a minute."
+    )
 
     @field_validator("format", mode="before")
     @classmethod

@@ -26,6 +26,7 @@ _OFFER = "snapshot.json"
 _REQUEST = "snapshot-wanted.json"
 _REMOVED = "removed.json"
 _HISTORIES = "histories.json"
+_UPKEEP = "upkeep.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,16 @@ def removed(log_path: Path) -> Removed:
         return Removed()
     tables = {int(oid): last for oid, last in data["tables"].items()}
     return Removed(data["end_offset"], tables, data.get("end_lsn", 0))
+
+
+def record_upkeep(log_path: Path, finished_at: datetime) -> None:
+    """When the mirror last went through all tables to compact and expire."""
+    _write(log_path, _UPKEEP, {"finished_at": finished_at.isoformat()})
+
+
+def last_upkeep(log_path: Path) -> datetime | None:
+    data = _read(log_path, _UPKEEP)
+    return datetime.fromisoformat(data["finished_at"]) if data else None
 
 
 class BarrierState(StrEnum):

@@ -17,7 +17,9 @@ A sink knows nothing of Postgres or of the log.  Rows come as DataFrames whose c
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from pyspark.sql import DataFrame
@@ -88,6 +90,18 @@ class Sink(Protocol):
 
     def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         """Adds rows; without rows it only sets the mark."""
+
+    def sweep(self, target: str) -> None:
+        """Removes what killed writers left unfinished."""
+
+    def compact(self, target: str) -> bool:
+        """Makes the table quick to read again, in a bounded go; returns whether more is left.  Changes no row."""
+
+    def expire(self, target: str, needed: Collection[int], before: datetime) -> bool:
+        """Lets go of versions made before then; never of one that is needed, nor of what `recorded` must find.
+
+        A bounded go; returns whether more is left.
+        """
 
 
 __all__ = ["Changes", "Conflict", "Mark", "Sink", "Version"]

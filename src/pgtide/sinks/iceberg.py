@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from datetime import datetime
+from itertools import islice
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
@@ -38,6 +40,12 @@ from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 _BRANCH_PREFIX = "pgtide_"
 _FORWARD_ATTEMPTS = 5
 
+# A table that is compacted cannot be written meanwhile, so a go must end within seconds.
+_COMPACT_BYTES = 128 << 20
+_COMPACT_FILES_MIN = 5
+_NEVER_SPLIT_BYTES = 1 << 50
+_EXPIRE_AT_ONCE = 500
+
 LOG, OFFSET, SHAPE = "pgtide.log", "pgtide.offset", "pgtide.shape"
 CHANGES, LOAD, RANGES = "pgtide.changes", "pgtide.load", "pgtide.ranges"
 
@@ -49,6 +57,10 @@ _TABLE_PROPERTIES = {
     # One metadata file per commit would otherwise stay for ever.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
+    # It lists every snapshot that is kept, thousands for a busy table, and is written anew by each commit.
+    "write.metadata.compression-codec": "gzip",
+    # A file that is not full is rewritten by each compaction: the larger a full one, the longer that takes.
+    "write.target-file-size-bytes": str(128 << 20),
 }
 
 TABLE_CREATED = declare("mirror.table.created", "a mirror table exists and has no mark yet")
@@ -137,6 +149,43 @@ class IcebergSink:
             if branch.startswith(_BRANCH_PREFIX):
                 table.remove_branch(branch)  # type: ignore[union-attr]
 
+    def compact(self, target: str) -> bool:
+        """Puts small files together and leaves deleted rows behind; returns whether there was more than one go holds.
+
+        The commit has no mark: the table holds the same rows as before.  It goes to main itself, where Iceberg refuses
+        it if rows of those files were deleted meanwhile; a write that is under way meets a Conflict and begins again.
+        """
+        table = self._load(target)
+        head = table.head() if table else None
+        if table is None or head is None:
+            return False
+        summary = next(table.summaries(head))[1]
+        files, length_bytes = int(summary.get("total-data-files", "0")), int(summary.get("total-files-size", "0"))
+        if files < _COMPACT_FILES_MIN and summary.get("total-delete-files", "0") == "0":
+            return False
+        limit = max(_COMPACT_FILES_MIN, _COMPACT_BYTES * files // max(length_bytes, 1))
+        options = {
+            "min-input-files": str(_COMPACT_FILES_MIN),
+            "max-files-to-rewrite": str(limit),
+            "max-file-size-bytes": str(_NEVER_SPLIT_BYTES),
+        }
+        return table.rewrite_files(options) >= limit
+
+    def expire(self, target: str, needed: Collection[int], before: datetime) -> bool:
+        """Lets go of snapshots made before then, but for those that are needed or say what the table holds now.
+
+        Files that no other snapshot has go with them.  Returns whether there were more than one go holds.
+        """
+        table = self._load(target)
+        if table is None:
+            return False
+        stay = {*needed, *table.referenced(), *(snapshot_id for snapshot_id, _ in _account(table))}
+        old = (snapshot_id for snapshot_id, made_at in table.snapshots() if made_at < before)
+        going = list(islice((snapshot_id for snapshot_id in old if snapshot_id not in stay), _EXPIRE_AT_ONCE))
+        if going:
+            table.expire(going)
+        return len(going) == _EXPIRE_AT_ONCE
+
     def _swap(self, version: Version, mark: Mark, write: Callable[[IcebergTable, str], None]) -> Version:
         """The compare-and-swap: branch at the version, write with the mark, forward main, or raise Conflict."""
         table = IcebergTable(self._spark, version.target)
@@ -215,20 +264,32 @@ def _version(table: IcebergTable) -> Version:
     mark: Mark | None = None
     ranges: set[str] = set()
     has_rows = False
-    for snapshot_id, summary in table.summaries(head):
+    for snapshot_id, summary in _account(table):
         if snapshot_id == head:
             has_rows = _has_rows(summary)
         if LOG not in summary:
             continue
         found = _mark(summary)
         mark = mark or found
-        # A loading table's ranges are spread over the commits since its load began; the mark is the newest.
-        if mark.offset is not None or found.load != mark.load or found.offset is not None:
-            break
-        ranges.update(found.ranges)
-        if summary.get(RANGES) is None:
-            break
+        if mark.offset is None and found.offset is None and found.load == mark.load:
+            ranges.update(found.ranges)
     return Version(table.identifier, head, has_rows, mark, frozenset(ranges), table.properties())
+
+
+def _account(table: IcebergTable) -> Iterator[tuple[int, dict[str, str]]]:
+    """The commits that say what the table holds: from its head down to the newest mark.
+
+    A loading table's ranges are spread over the commits since its load began, so all of those belong to it.
+    """
+    newest: Mark | None = None
+    for snapshot_id, summary in table.summaries(table.head()):
+        yield snapshot_id, summary
+        if LOG in summary:
+            found = _mark(summary)
+            newest = newest or found
+            loading = newest.offset is None and found.offset is None and found.load == newest.load
+            if not loading or RANGES not in summary:
+                return
 
 
 def _mark(summary: dict[str, str]) -> Mark:

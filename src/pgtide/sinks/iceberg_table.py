@@ -7,6 +7,7 @@ takes 10 to 50 ms, and reading a mark through `<table>.snapshots` would be a Spa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from py4j.java_collections import MapConverter
@@ -84,6 +85,37 @@ class IcebergTable:
     def forward(self, branch: str) -> None:
         """Moves main to the branch's head and drops the branch, in one commit; refuses when main has moved."""
         _commit(self._table.manageSnapshots().fastForwardBranch(MAIN, branch).removeBranch(branch))
+
+    def snapshots(self) -> Iterator[tuple[int, datetime]]:
+        """All that are kept and when they were made, the oldest first; also those that main does not descend from."""
+        for snapshot in self._table.snapshots():
+            made_at_ms = int(snapshot.timestampMillis())
+            yield int(snapshot.snapshotId()), datetime.fromtimestamp(made_at_ms / 1000, UTC)
+
+    def referenced(self) -> set[int]:
+        """The snapshots that branches and tags stand on."""
+        return {int(ref.snapshotId()) for ref in dict(self._table.refs()).values()}
+
+    def expire(self, snapshot_ids: list[int]) -> None:
+        """Lets go of exactly these snapshots, and of the files that only they have."""
+        # Without a time of its own it would also take all that are older than five days.
+        update = self._table.expireSnapshots().expireOlderThan(0)
+        for snapshot_id in snapshot_ids:
+            update = update.expireSnapshotId(snapshot_id)
+        _commit(update)
+
+    def rewrite_files(self, options: dict[str, str]) -> int:
+        """Iceberg's compaction; returns how many data files it has replaced."""
+        actions = self._jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._spark._jsparkSession)
+        rewrite = actions.rewriteDataFiles(self._table)
+        for name, value in options.items():
+            rewrite = rewrite.option(name, value)
+        try:
+            return int(rewrite.execute().rewrittenDataFilesCount())
+        except Py4JJavaError as error:
+            if is_conflict(error):
+                raise Conflict(_first_line(error)) from error
+            raise
 
     def append_nothing(self, branch: str, summary: dict[str, str]) -> None:
         """An empty commit that carries the summary; makes the branch if it does not exist."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
+_NO_VERSION = "Cannot find snapshot"  # in Iceberg's words
+
+
 @dataclass(frozen=True)
 class Point:
     """A published point.  `versions` has the tables it covers, by qualified name; `not_covered` names the others."""
@@ -30,7 +33,16 @@ class Point:
 
     def table(self, name: str) -> DataFrame:
         """A table at this point, by `schema.table`, or by `table` alone where that is clear."""
-        return self._spark.sql(f"SELECT * FROM {self._pinned(self._find(name))}")
+        found = self._find(name)
+        try:
+            return self._spark.sql(f"SELECT * FROM {self._pinned(found)}")
+        except Exception as error:
+            if _NO_VERSION not in str(error):
+                raise
+            raise PgtideError(
+                f"The point at {format_lsn(self.lsn)} is not kept any more: the version of {found} is gone.",
+                remedy=f"{_kept_for(self._config)} Those that there are: pgtide points list",
+            ) from None
 
     def create_views(self) -> list[str]:
         """Temporary views of all covered tables: under the table's name, or schema_table where names collide."""
@@ -70,7 +82,8 @@ def at(spark: SparkSession, point: str | int | datetime = "latest", config: Conf
     found = _newest(spark, config, point, 1)
     if not found:
         raise PgtideError(
-            f"There is no consistent point at or before {point}.", remedy="Those that there are: pgtide points list"
+            f"There is no consistent point at or before {point}; it never was, or is not kept any more.",
+            remedy=f"{_kept_for(config)} Those that there are: pgtide points list",
         )
     return found[0]
 
@@ -81,7 +94,7 @@ def points(spark: SparkSession, config: Config, limit: int) -> list[Point]:
 
 
 def _newest(spark: SparkSession, config: Config, point: str | int | datetime, limit: int) -> list[Point]:
-    """Points are only ever added, each in one commit: what is read of one in several looks fits together."""
+    """All looks are at one version of the points table, because points come and go."""
     from pyspark.sql.functions import col, desc, expr
 
     from pgtide.spark.targets import points_target
@@ -92,7 +105,12 @@ def _newest(spark: SparkSession, config: Config, point: str | int | datetime, li
             f"There is no consistent point yet: no table {target}.", remedy="Start the mirror: pgtide run."
         )
     spark.sql(f"REFRESH TABLE {target}")  # the session's catalog may hold what it saw before
-    rows = spark.table(target).where(col("log_id") == read_identity(config.log_path).log_id)
+    head = spark.sql(f"SELECT snapshot_id FROM {target}.refs WHERE name = 'main'").collect()
+    if not head:
+        return []
+    rows = spark.sql(f"SELECT * FROM {target} VERSION AS OF {head[0]['snapshot_id']}").where(
+        col("log_id") == read_identity(config.log_path).log_id
+    )
     chosen = rows.where(_not_after(point)).groupBy("offset", "lsn").agg(expr("any_value(commit_timestamp) AS time"))
     places = _collect(chosen.orderBy(desc("offset"), desc("lsn")).limit(limit))
     found = []
@@ -107,7 +125,7 @@ def _tables_at(rows: DataFrame, places: list[dict[str, Any]]) -> list[dict[str, 
     """For each of these consecutive places, oldest first, what is known of every table there."""
     from pyspark.sql.functions import expr
 
-    from pgtide.spark.points import NEWEST
+    from pgtide.spark.kept_points import NEWEST
 
     if not places:
         return []
@@ -125,6 +143,11 @@ def _tables_at(rows: DataFrame, places: list[dict[str, Any]]) -> list[dict[str, 
     for place in places[1:]:
         states.append(states[-1] | changed.get((place["offset"], place["lsn"]), {}))
     return states
+
+
+def _kept_for(config: Config) -> str:
+    hours = config.mirror.keep_points_hours
+    return f"Points are kept for {hours:g} hours ([mirror] keep_points_hours)."
 
 
 def _collect(rows: DataFrame) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ from pgtide.spark.only_mirror import only_mirror
 from pgtide.spark.points import Coverage, Moment, Points
 from pgtide.spark.progress import Progress
 from pgtide.spark.targets import points_target, target_of
+from pgtide.spark.upkeep import Upkeep
 
 _TABLES_AT_ONCE = 4
 _BATCH_ROWS = 2_000_000
@@ -69,6 +70,7 @@ class Mirror:
         self._reader = LogReader(self._path)
         self._points = Points(spark, self._sink, points_target(config), self._applier.log_id)
         self._barriers = Barriers(self._path)
+        self._upkeep = Upkeep(self._sink, self._points, self._path, config.mirror)
         self._progress = Progress(self._path, self._applier.log_id)
         self._loader = Loader(spark, config, self._applier, self._sink)
         self._tables: dict[int, MirrorTable] = {}
@@ -174,7 +176,8 @@ class Mirror:
                 try:
                     self._retry_parked()
                     self._meet_barriers()
-                    if until_offset is not None and self._done >= until_offset:
+                    goes_on = self._keep_up()
+                    if until_offset is not None and self._done >= until_offset and not goes_on:
                         return
                 finally:
                     self._batch.release()
@@ -190,6 +193,7 @@ class Mirror:
                 while self._failure is None and self._reader.end().end_offset > self._done:
                     self._run_batch(self._up_to_barrier(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES)))
                     self._meet_barriers()
+                    self._keep_up()
         except _Stopped:
             pass
         except Exception as error:  # noqa: BLE001 - raised by `_watch`
@@ -267,6 +271,20 @@ class Mirror:
             elif place < self._done:
                 self._barriers.answer(barrier, BarrierState.PASSED)
 
+    def _keep_up(self) -> bool:
+        """Some upkeep, if it is due; returns whether there is more to do now."""
+        if self._stop.is_set() or not self._upkeep.is_due():
+            return False
+        before = self._upkeep.report()
+        goes_on = self._pool.submit(self._upkeep_step).result()
+        if self._upkeep.report() != before:
+            self._report()
+        return goes_on
+
+    def _upkeep_step(self) -> bool:
+        self._spark.addTag(JOB_TAG)
+        return self._upkeep.step(self._tables.values(), self._stop)
+
     def _take_head(self, table: MirrorTable) -> None:
         """Makes sure that we name the table as it is now: somebody else may have written to it."""
         recorded = self._sink.recorded(table.target)
@@ -302,7 +320,7 @@ class Mirror:
         table.retry_at_s = time.monotonic() + min(_RETRY_FIRST_S * 2 ** (table.failures - 1), _RETRY_LAST_S)
 
     def _report(self) -> None:
-        self._progress.write(self._tables.values(), self._done, self._points)
+        self._progress.write(self._tables.values(), self._done, self._points, self._upkeep)
 
 
 def _is_due(table: MirrorTable, now_s: float, *, touched: bool) -> bool:

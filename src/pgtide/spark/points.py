@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -20,6 +20,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from pgtide.failpoints import declare, reach
 from pgtide.sinks import Conflict, Mark, Sink, Version
+from pgtide.spark.kept_points import NEWEST, kept_rows
 from pgtide.spark.rows import arrow_schema
 
 SCHEMA = StructType(
@@ -32,14 +33,13 @@ SCHEMA = StructType(
         StructField("table", StringType()),
         StructField("version", LongType()),
         StructField("covered", BooleanType()),
+        StructField("published_at", TimestampType()),
     ]
 )
 
-# Of a table's rows, what holds at the end: at one place coverage is only ever added.
-NEWEST = "max_by(struct(version, covered), struct(`offset`, lsn, covered))"
-
 POINT_READY = declare("mirror.point.ready", "all tables of a batch are written, their point is not")
 POINT_PUBLISHED = declare("mirror.point.published", "a point is published, the batch not yet over")
+POINTS_PRUNED = declare("mirror.points.pruned", "old points are gone, the versions they named are still there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Points:
     def __init__(self, spark: SparkSession, sink: Sink, target: str, log_id: str) -> None:
         self._spark = spark
         self._sink = sink
-        self._target = target
+        self.target = target
         self._log_id = log_id
         self._version: Version | None = None
         self._known: dict[str, Coverage] = {}
@@ -76,8 +76,8 @@ class Points:
 
     def open(self) -> None:
         """Finds out what is published, so that `last` is known before anything is written."""
-        if self._sink.recorded(self._target) is not None:
-            self._load()
+        if self._sink.recorded(self.target) is not None:
+            self._sink.evolve(self._load(), SCHEMA, {})
 
     def publish(self, moment: Moment, tables: Mapping[str, Coverage]) -> bool:
         """Writes the point; false if a later one is there.  One that is there gains coverage, and never loses any."""
@@ -106,14 +106,41 @@ class Points:
         reach(POINT_PUBLISHED)
         return True
 
+    def prune(self, keep_s: float) -> None:
+        """Lets go of points that are older, and of most that are older than an hour; see `kept_points`."""
+        version = self._version or self._load()
+        if self.last is None:
+            return
+        pinned = f"{self.target} VERSION AS OF {version.snapshot_id}"
+        rows = self._spark.sql(kept_rows(pinned, self._log_id, datetime.now(UTC), keep_s)).coalesce(1)
+        try:
+            self._version = self._sink.replace(version, rows, Mark(self._log_id, "points", self.last.offset))
+        except BaseException:
+            self._version = None
+            raise
+        reach(POINTS_PRUNED)
+
+    def versions(self) -> dict[str, set[int]]:
+        """By table, the versions that published points name."""
+        version = self._version or self._load()
+        if version.snapshot_id is None:
+            return {}
+        rows = self._spark.sql(
+            f"SELECT `table`, collect_set(version) FROM {self.target} VERSION AS OF {version.snapshot_id} "
+            f"WHERE log_id = '{self._log_id}' AND version IS NOT NULL GROUP BY `table`"
+        )
+        return {row[0]: set(row[1]) for row in rows.collect()}
+
     def _covers(self, name: str) -> bool:
         return name in self._known and self._known[name].covered
 
     def _rows(self, moment: Moment, latest: datetime | None, changed: Mapping[str, Coverage]) -> pa.Table:
-        listed: list[tuple[str | None, Coverage]] = sorted(changed.items()) or [(None, Coverage(None, False))]
+        listed: list[tuple[str | None, int | None, bool]] = [
+            (name, now.version, now.covered) for name, now in sorted(changed.items())
+        ] or [(None, None, False)]
         values = [
-            (self._log_id, moment.lsn, moment.commit_timestamp, latest, moment.offset, name, now.version, now.covered)
-            for name, now in listed
+            (self._log_id, moment.lsn, moment.commit_timestamp, latest, moment.offset, *said, datetime.now(UTC))
+            for said in listed
         ]
         wanted = arrow_schema(SCHEMA)
         columns = [
@@ -123,11 +150,11 @@ class Points:
 
     def _load(self) -> Version:
         """What is published so far, read at exactly the version that the next write will be compared with."""
-        version = self._sink.recorded(self._target) or self._sink.create(self._target, SCHEMA, {})
+        version = self._sink.recorded(self.target) or self._sink.create(self.target, SCHEMA, {})
         self._version = version
         if version.snapshot_id is None:
             return version
-        at = f"{self._target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}'"
+        at = f"{self.target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}'"
         newest = self._spark.sql(
             "SELECT max_by(struct(`offset`, lsn, commit_timestamp), struct(`offset`, lsn)) point, "
             f"max(max_commit_timestamp) latest FROM {at}"

@@ -13,6 +13,7 @@ from pgtide.log.files import make_directory, replace_durably
 from pgtide.lsn import format_lsn
 from pgtide.spark.apply import MirrorTable
 from pgtide.spark.points import Points
+from pgtide.spark.upkeep import Upkeep
 
 NAME = "mirror"
 
@@ -25,7 +26,7 @@ class Progress:
         self._log_id = log_id
         make_directory(self._file.parent)
 
-    def write(self, tables: Iterable[MirrorTable], done: int, points: Points) -> None:
+    def write(self, tables: Iterable[MirrorTable], done: int, points: Points, upkeep: Upkeep) -> None:
         """`offset` is the start of what the mirror still needs: a parked table holds it back."""
         listed = list(tables)
         needed = min((table.clean_to for table in listed if table.error), default=done)
@@ -40,6 +41,7 @@ class Progress:
                 "offset": moment.offset,
                 "commit_timestamp": moment.commit_timestamp and moment.commit_timestamp.isoformat(),
             },
+            "upkeep": upkeep.report(),
             "updated_at": datetime.now(UTC).isoformat(),
         }  # fmt: skip
         replace_durably(self._file, json.dumps(content, indent=1).encode())
