@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pgtide import failpoints
 from pgtide.change import Committed, LargeTransaction
 from pgtide.errors import LogError, PgtideError
+from pgtide.log.files import replace_durably
 from pgtide.log.reader import LogReader
 from pgtide.log.writer import LogWriter
 from pgtide.transactions.buffer import Commit, Prepare, TransactionBuffer
@@ -331,6 +332,20 @@ def test_files_of_others_in_the_spools_folder_are_left_alone(tmp_path: Path) -> 
     (tmp_path / "notes").mkdir()
     TransactionBuffer(Spool(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2024010112-0001.csv", "notes"]
+
+
+def test_a_note_that_was_being_written_when_the_process_died_goes_with_the_rest(tmp_path: Path) -> None:
+    def cut_short(*_: object) -> None:
+        raise OSError("died")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.replace", cut_short)
+        patch.setattr("pathlib.Path.unlink", lambda *_args, **_options: None)  # a process that dies cleans nothing up
+        with pytest.raises(OSError, match="died"):
+            replace_durably(tmp_path / "0000000001.prepared", b"{}")
+    assert list(tmp_path.iterdir()) != []
+    TransactionBuffer(Spool(tmp_path)).forget_all()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_note_that_cannot_be_read_is_named(tmp_path: Path) -> None:

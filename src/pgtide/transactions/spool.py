@@ -35,7 +35,7 @@ NOTE_SUFFIX = ".prepared"
 _OWNER = "owner"
 IDS_SUFFIX = ".ids"
 # All begin with the number of their transaction; and what was being written aside when the process died.
-_NAME = re.compile(r"(\d{10})(-\d{4}\.spool|\.prepared|\.ids)|\.(\d{10}\.prepared|position\.json)\.\d+\.tmp")
+_NAME = re.compile(r"(\d{10})(-\d{4}\.spool|\.prepared|\.ids)|\.(\d{10}\.prepared|position\.json)\.[0-9a-f]+\.tmp")
 
 
 class Spool:
