@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from pgtide.cli.app import app
@@ -16,6 +17,7 @@ def figures_of(*arguments: str) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.heavy
 def test_capture_is_measured_beside_every_peer() -> None:
     found = figures_of("capture")
     peers = {"pg_recvlogical", "pg_recvlogical_defaults", "pg_recvlogical_single_row", "pg_recvlogical_interleaved"}

@@ -66,8 +66,7 @@ def mirrored_rows(mirrored: Mirrored) -> Counter[str]:
     return Counter(repr(list(row)) for row in rows)
 
 
-@pytest.mark.parametrize("by_executors", [False, True])
-@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize(("by_executors", "truncates"), [(False, False), (True, True)])
 def test_rows_come_and_go_exactly_as_often(
     mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch, by_executors: bool, truncates: bool
 ) -> None:
