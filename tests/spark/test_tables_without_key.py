@@ -86,6 +86,7 @@ def test_a_row_that_goes_and_is_not_there_parks_the_table(mirrored: Mirrored, sp
     spark.sql(f"DELETE FROM {mirrored.target(READINGS)}").collect()
     mirrored.log.commit(full_delete(READINGS, sensor="a"))
     mirrored.run(parked=["public.readings"])
+    assert "Drop the mirror table to load it anew" in mirrored.progress()["tables"]["public.readings"]["error"]
 
 
 def test_an_update_that_does_not_say_of_which_row_parks_the_table(mirrored: Mirrored) -> None:

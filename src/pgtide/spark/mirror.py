@@ -32,6 +32,7 @@ from pgtide.log.control import BarrierState
 from pgtide.log.reader import LogReader
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.merge import LOST_VALUE
+from pgtide.sinks.multiset import LOST_ROW
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.barriers import Barriers
 from pgtide.spark.load import Loader
@@ -338,6 +339,11 @@ def _told(table: MirrorTable, error: Exception) -> str:
     if LOST_VALUE in str(error):
         return (
             f"{table.name}: a change keeps a large value as it was, and the mirror does not have that value.\n"
+            f"Drop the mirror table to load it anew: DROP TABLE {table.target}"
+        )
+    if LOST_ROW in str(error):
+        return (
+            f"{table.name}: a row was updated or deleted that the mirror does not have.\n"
             f"Drop the mirror table to load it anew: DROP TABLE {table.target}"
         )
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:500]}"
