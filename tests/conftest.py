@@ -1,4 +1,4 @@
-"""What all tests share: one Postgres, one Spark session, a database per test; and an account of what was left out.
+"""What all tests share: one Postgres, one S3 server, one Spark session, a database per test; and what was left out.
 
 A skipped test is a claim that was not checked.  Each run names them at its end, and with `CI=true` they fail it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -82,7 +83,31 @@ def database(server: local.LocalPostgres) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def object_store_to_be() -> Iterator[local.LocalS3]:
+    """Where the S3 server will be, in the environment: Spark's workers have that of the session's beginning."""
+    with local.LocalS3() as store, pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        yield store
+
+
+@pytest.fixture(scope="session")
+def object_store(object_store_to_be: local.LocalS3) -> local.LocalS3:
+    """The S3 server that tests share; one that stops it starts it again."""
+    object_store_to_be.start()
+    return object_store_to_be
+
+
+@pytest.fixture
+def bucket(object_store: local.LocalS3) -> str:
+    """The URL of an empty bucket."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    object_store.create_bucket(name)
+    return f"s3://{name}"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.LocalS3) -> Iterator[SparkSession]:
     """The Spark session that tests share; each test uses names of its own in the catalog `lake`."""
     session = local.spark(warehouse=tmp_path_factory.mktemp("lake"), **QUICK_JVM)
     yield session

@@ -37,7 +37,9 @@ def test_the_file_of_init_sets_every_key_to_its_default() -> None:
     dsn = values["source"]["dsn"]
     assert load(template()) == Config(source=Source(dsn=dsn))
     for name, section in Config(source=Source(dsn=dsn)):
-        assert values[name].keys() == type(section).model_fields.keys()
+        depending = {key for key, field in type(section).model_fields.items() if field.json_schema_extra}
+        assert values[name].keys() | depending == type(section).model_fields.keys()
+        assert all(f"# {key} = " in template() for key in depending)
 
 
 def test_the_file_of_init_explains_every_key() -> None:
@@ -112,7 +114,9 @@ def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         (MINIMAL + 'publication_mode = "auto"', ['found "auto"', '"managed" or "existing"']),
         (MINIMAL + f'publication = "{"x" * 52}"', ["source.publication", "1 to 51 bytes"]),
         (MINIMAL + "connect_timeout_seconds = 0", ["found 0", "more than 0"]),
-        (MINIMAL + '[log]\npath = "s3://bucket/log"', ["log.path", "not supported yet"]),
+        (MINIMAL + '[log]\npath = "gs://bucket/log"', ["log.path", "a folder or s3://bucket/prefix"]),
+        (MINIMAL + '[log]\npath = "s3://bucket/../log"', ["log.path", "a folder or s3://bucket/prefix"]),
+        (MINIMAL + '[log]\npath = "s3://key:hunter2@bucket/log"', ["log.path: found a string", "AWS_*"]),
         (MINIMAL + "[log]\nflush_interval_ms = 1.5", ["log.flush_interval_ms: found 1.5", "a whole number"]),
         (MINIMAL + '[mirror]\nformat = "delta"', ['mirror.format: found "delta"', "not there yet"]),
         (MINIMAL + '[mirror]\ntrigger_seconds = "1"', ['mirror.trigger_seconds: found "1"', "expected a number"]),
@@ -165,6 +169,16 @@ def test_printing_a_configuration_shows_no_connection_string() -> None:
     config = load('[source]\ndsn = "host=h password=hunter2"\n[spark]\nconf = { "fs.s3a.secret.key" = "hunter2" }')
     assert "hunter2" not in repr(config)
     assert "hunter2" not in str(config)
+
+
+def test_a_log_on_s3_is_flushed_less_often_and_spools_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    config = load(MINIMAL + '[log]\npath = "s3://bucket/shop/log/"\n')
+    assert config.log_location == "s3://bucket/shop/log"
+    assert config.log.flush_interval_ms == 1000
+    assert config.spool_path == tmp_path / "pgtide-data/spool/bucket/shop/log"
+    chosen = load(MINIMAL + '[log]\npath = "s3://bucket"\nflush_interval_ms = 50\n[capture]\nspool_path = "spool"\n')
+    assert (chosen.log.flush_interval_ms, chosen.spool_path) == (50, tmp_path / "spool")
+    assert load(MINIMAL).log_location == str(load(MINIMAL).log_path)
 
 
 def test_a_configuration_cannot_be_changed_and_survives_pickling(tmp_path: Path) -> None:

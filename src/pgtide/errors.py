@@ -89,6 +89,13 @@ class LogRangeError(LogError):
     """A reader asked for offsets that retention removed, or that belong to another log."""
 
 
+class LogUnreachableError(LogError, OSError):
+    """The store that holds the log does not answer, or refuses.  To a writer that is what a full disk is: it waits
+    and goes on by itself; to whoever only begins, the environment is wrong."""
+
+    exit_code = 2
+
+
 class FencedError(LogError):
     """Another writer has taken over this log."""
 

@@ -29,11 +29,12 @@ def configuration(
     folder: Path,
     initial: Literal["bulk", "none"] = "none",
     slot_suffix: str = "",
+    log: Log | None = None,
     **source: Any,
 ) -> Config:
     config = Config(
         source=Source(**{"dsn": database.dsn, "slot": database.name + slot_suffix, **source}),
-        log=Log(path="log"),
+        log=log or Log(path="log"),
         snapshot=Snapshot(initial=initial),
     )
     return config.at(folder / "pgtide.toml")
@@ -75,7 +76,7 @@ def wait_until_captured(database: Database, config: Config) -> LogReader:
 
     def captured() -> LogReader | None:
         try:
-            reader = LogReader(config.log_path)
+            reader = LogReader(config.log_location)
         except LogError:
             return None
         return reader if reader.end().durable_lsn >= target else None
@@ -143,7 +144,8 @@ class CaptureProcess:
             file.write_text(
                 f'[source]\ndsn = "{config.source.dsn}"\nslot = "{config.source.slot}"\n'
                 f"two_phase = {str(config.source.two_phase).lower()}\n"
-                f'[log]\npath = "log"\n[snapshot]\ninitial = "{config.snapshot.initial}"\n'
+                f'[log]\npath = "{config.log.path}"\nflush_interval_ms = {config.log.flush_interval_ms}\n'
+                f'[snapshot]\ninitial = "{config.snapshot.initial}"\n'
                 f"[capture]\ntransaction_memory_bytes = {config.capture.transaction_memory_bytes}\n"
             )
         self.output = file.parent / "capture.out"
@@ -155,12 +157,12 @@ class CaptureProcess:
                 stderr=output,
             )
 
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def returncode(self) -> int | None:
-        return self._process.poll()
 
     def wait_for_death(self) -> None:
         """Waits until a kill point has ended the process."""

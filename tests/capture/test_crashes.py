@@ -12,6 +12,7 @@ import pytest
 
 import pgtide.capture.pipeline  # noqa: F401 - declares the kill points
 from pgtide import failpoints
+from pgtide.config import Config
 from tests.capture.running import (
     CaptureProcess,
     capturing,
@@ -50,13 +51,17 @@ RETENTION = ("log.retention.recorded",)
 # Visited by test_fence, where a table is published later.
 FENCE = ("capture.fence.noted", "capture.fence.opened")
 
+# Visited by test_s3: those of the log on an object store.
+ON_OBJECT_STORE = ("log.object.", "log.merge.")
+
 
 def kill_points() -> list[str]:
     return [point for point in failpoints.declared() if point.startswith(OWN)]
 
 
 def is_ordinary(point: str) -> bool:
-    return not point.startswith(FIRST_START) and point not in RECOVERY + LARGE + PREPARED + RETENTION + FENCE
+    elsewhere = RECOVERY + LARGE + PREPARED + RETENTION + FENCE
+    return not point.startswith(FIRST_START + ON_OBJECT_STORE) and point not in elsewhere
 
 
 @contextmanager
@@ -111,9 +116,9 @@ def prepared(database: Database) -> Database:
     return database
 
 
-def check_log_equals_source(database: Database, folder: Path) -> None:
+def check_log_equals_source(database: Database, folder: Path, config: Config | None = None) -> None:
     """A capture that is not disturbed catches up; then the changes alone must give the source's rows."""
-    config = configuration(database, folder)
+    config = config or configuration(database, folder)
     process = CaptureProcess(config)
     wait_for(lambda: slot_is_active(database), what="the capture to stream")
     reader = wait_until_captured(database, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow as pa
 from pgtide.change import TRANSACTIONS, Committed, Op, TableRows, TransactionKind
 from pgtide.log.identity import LogIdentity, create_identity
 from pgtide.log.reader import LogReader
+from pgtide.log.storage import Location
 from pgtide.schema import Column, TableShape, storage_schema
 from pgtide.types import PgType
 
@@ -60,14 +61,17 @@ def transaction(
     return Committed(pa.RecordBatch.from_pylist([entry], schema=TRANSACTIONS), tuple(tables))
 
 
-def new_log(path: Path) -> Path:
-    create_identity(path, LogIdentity("7000", "shop", 1, "pgtide", start_lsn=100))
-    return path
+L = TypeVar("L", bound=Location)
 
 
-def contents(path: Path) -> list[tuple[int, int, str]]:
+def new_log(location: L) -> L:
+    create_identity(location, LogIdentity("7000", "shop", 1, "pgtide", start_lsn=100))
+    return location
+
+
+def contents(location: Location) -> list[tuple[int, int, str]]:
     """Everything a reader can see: (offset, key, note), by offset."""
-    reader = LogReader(path)
+    reader = LogReader(location)
     rows: list[tuple[int, int, str]] = []
     for piece in reader.plan(reader.first_offset(), reader.end().end_offset):
         batch = reader.read(piece).rows

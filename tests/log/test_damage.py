@@ -100,9 +100,9 @@ def regions(path: Path) -> Iterator[tuple[Path, str, int, int]]:
     for piece in log.plan(0, CHANGES):
         if piece.large is not None:
             begin = piece.position + piece.entry.position
-            yield Path(piece.segment), "block header", piece.position, piece.position + HEADER_BYTES
-            yield Path(piece.segment), "directory", piece.position + HEADER_BYTES, begin
-            yield Path(piece.segment), "rows", begin, begin + piece.entry.length_bytes
+            yield path / piece.segment, "block header", piece.position, piece.position + HEADER_BYTES
+            yield path / piece.segment, "directory", piece.position + HEADER_BYTES, begin
+            yield path / piece.segment, "rows", begin, begin + piece.entry.length_bytes
 
 
 def flipped(data: bytes, position: int, bit: int) -> bytes:

@@ -22,8 +22,8 @@ import pytest
 from pgtide import failpoints
 from pgtide.change import LargeTransaction
 from pgtide.errors import LogError
+from pgtide.log import layout as layout_module
 from pgtide.log import marker as marker_module
-from pgtide.log import reader as reader_module
 from pgtide.log.marker import Marker, read_marker
 from pgtide.log.reader import LogReader
 from pgtide.log.recovery import _valid_blocks
@@ -254,5 +254,5 @@ def test_the_same_run_finds_readers_that_go_beyond_the_marker(monkeypatch: pytes
         return epoch, Marker(**{**{name: getattr(marker, name) for name in Marker.__slots__}, "end_offset": end_offset})
 
     assert marker_module.read_marker is read_marker
-    monkeypatch.setattr(reader_module, "read_marker", as_far_as_blocks_go)
+    monkeypatch.setattr(layout_module, "read_marker", as_far_as_blocks_go)
     assert violations(monkeypatch) > 0

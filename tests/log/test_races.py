@@ -12,8 +12,8 @@ from pgtide.capture.appender import Appender
 from pgtide.change import LargeTransaction
 from pgtide.errors import FencedError, LogRangeError
 from pgtide.log import large as large_module
+from pgtide.log import layout as layout_module
 from pgtide.log import marker as marker_module
-from pgtide.log import reader as reader_module
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, remove
 from pgtide.log.segment import SegmentName, list_segments
@@ -50,12 +50,12 @@ def test_a_writer_that_rolls_or_takes_over_while_segments_are_listed_confuses_no
 
     def listing(folder: Path) -> list[SegmentName]:
         names = real(folder)
-        monkeypatch.setattr(reader_module, "list_segments", real)
+        monkeypatch.setattr(layout_module, "list_segments", real)
         LogWriter(path).write([transaction(250, [(ORDERS, 2, "whole")])])
         return names
 
     reader = LogReader(path)
-    monkeypatch.setattr(reader_module, "list_segments", listing)
+    monkeypatch.setattr(layout_module, "list_segments", listing)
     assert [extent.end_offset for extent in reader.extents()] == [1], "only what was durable before the listing"
     assert contents(path) == [(0, 1, "a"), (1, 2, "whole")]
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from pgtide.capture import watch
 from pgtide.capture.whole import Idle
 from pgtide.change import Committed, LargeTransaction, TransactionKind
-from pgtide.errors import LogNotWritableError, PgtideError, TransientError
-from pgtide.log.writer import LogWriter
+from pgtide.errors import LogNotWritableError, LogUnreachableError, PgtideError, TransientError
+from pgtide.log.opening import Writer
 from pgtide.transactions.prepared import SpoolStep
 
 QUEUE_BYTES = 64 << 20
@@ -40,14 +40,18 @@ class Appender:
 
     def __init__(
         self,
-        writer: LogWriter,
+        writer: Writer,
         on_durable: Callable[[], None],
         queue_bytes: int = QUEUE_BYTES,
         last_commit_s: float = 0.0,
+        flush_interval_s: float = 0.0,
     ) -> None:
         self._writer = writer
         self._on_durable = on_durable
         self._limit_bytes = queue_bytes
+        self._flush_interval_s = flush_interval_s  # 0: as fast as it can be made durable
+        self._flushed_at_s = float("-inf")
+        self._hurried = False  # somebody waits for all of it
         self._queue: deque[Work] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
@@ -79,16 +83,24 @@ class Appender:
     def drained(self, timeout_s: float) -> bool:
         """Waits until everything offered is durable."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: (not self._queue and not self._in_hand) or self.failure is not None, timeout_s
-            )
+            self._hurried = True
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(
+                    lambda: (not self._queue and not self._in_hand) or self.failure is not None, timeout_s
+                )
+            finally:
+                self._hurried = False
 
     def must_be_opened_again(self) -> bool:
         """Whether the log has to be opened anew after a failure that may pass.
 
         Raises what does not pass: above all that another capture has taken over, whether it still runs or not.
         """
-        self._writer.check_not_fenced()
+        try:
+            self._writer.check_not_fenced()
+        except LogUnreachableError as error:
+            raise LogNotWritableError(error.what, remedy=error.remedy) from error
         if self.failure is not None and not isinstance(self.failure, TransientError):
             raise self.failure
         return self.failure is not None
@@ -101,7 +113,7 @@ class Appender:
     def delay(self) -> str | None:
         """That a write has not come back, as on a network folder whose server is gone; without an error it is slow."""
         if self._in_hand and time.monotonic() - self._taken_s > _SLOW_S:
-            return f"a write to the log in {self._writer.path} has not come back"
+            return f"a write to the log in {self._writer.location} has not come back"
         return None
 
     def close(self, timeout_s: float) -> None:
@@ -136,6 +148,8 @@ class Appender:
         """All that waits, up to one block's worth; None when closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
+            if self._flush_interval_s:
+                self._wait_for_more()
             if self._closing:
                 return None
             work: list[Work] = []
@@ -147,6 +161,14 @@ class Appender:
             self._in_hand, self._taken_s = True, time.monotonic()
             self._changed.notify_all()
             return work
+
+    def _wait_for_more(self) -> None:
+        """Where a flush is dear (an object store), it waits for its time, for a block's worth, or until hurried."""
+        self._changed.wait_for(
+            lambda: self._hurried or self._closing or self._queued_bytes >= _BLOCK_BYTES,
+            max(0.0, self._flushed_at_s + self._flush_interval_s - time.monotonic()),
+        )
+        self._flushed_at_s = time.monotonic()
 
     def _append(self, work: list[Work]) -> None:
         pieces: list[Committed] = []
@@ -204,7 +226,7 @@ class Appender:
                         raise TransientError("the log could not be written for a while; what is missing is read again")
                 step()
             except OSError as error:
-                self.trouble = f"the log in {self._writer.path} cannot be written: {error.strerror or error}"
+                self.trouble = f"the log in {self._writer.location} cannot be written: {error.strerror or error}"
                 restart = True
             except PgtideError:
                 raise

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from pgtide.errors import LogNotWritableError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import TableHistory, histories, record_histories
+from pgtide.log.storage import Storage
 from pgtide.lsn import format_lsn
 from pgtide.replication.catalog import TableInfo
 from pgtide.replication.connect import Connection
@@ -30,8 +30,8 @@ INTERVAL_S = 0.5
 
 
 class Fence:
-    def __init__(self, log_path: Path) -> None:
-        self._path = log_path
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         self._noted: dict[int, TableHistory] = {}
         self._next = 0.0
         self._notices: dict[int, str] = {}
@@ -43,7 +43,7 @@ class Fence:
 
     def raise_around(self, connection: Connection, tables: Sequence[TableInfo]) -> None:
         """Notes the tables that are new; to be called when they are published, before their changes are read."""
-        noted = histories(self._path)
+        noted = histories(self._storage)
         new = [table for table in tables if table.oid not in noted]
         kept = {
             table.oid: replace(noted[table.oid], table=table.qualified_name) for table in tables if table.oid in noted
@@ -53,10 +53,10 @@ class Fence:
             kept |= {table.oid: TableHistory(table.qualified_name, xid, None) for table in new}
         if kept != noted:
             try:
-                record_histories(self._path, kept)
+                record_histories(self._storage, kept)
             except OSError as error:
                 reason = error.strerror or error
-                raise LogNotWritableError(f"the log in {self._path} cannot be written: {reason}") from error
+                raise LogNotWritableError(f"the log in {self._storage.location} cannot be written: {reason}") from error
             reach(_FENCED)
         self._noted = kept
 
@@ -78,7 +78,7 @@ class Fence:
             return "where its history begins cannot be told on a standby"
         opened = self._noted | {oid: replace(history, complete_lsn=lsn)}
         try:
-            record_histories(self._path, opened)
+            record_histories(self._storage, opened)
         except OSError as error:
             return f"where its history begins cannot be noted: {error.strerror or error}"
         reach(_OPENED)

@@ -1,7 +1,7 @@
 """Keeps the database snapshot of a load alive, and makes another one when a load asks for it.
 
 Making one waits until the transactions that are writing now have ended, so it happens in a thread of its own: the
-stream goes on being read and answered meanwhile.
+stream goes on being read and answered meanwhile.  So does looking for notes where that takes a request to a store.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import time
 import psycopg
 
 from pgtide.capture.start import new_snapshot
-from pgtide.config import Config
-from pgtide.errors import PgtideError
+from pgtide.config import Config, is_url
+from pgtide.errors import LogUnreachableError, PgtideError
 from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request
 from pgtide.replication.connect import Connection
 from pgtide.replication.server import Server
 from pgtide.replication.slot import KeptSnapshot
 
 _RETRY_S = 5.0
+_STORE_INTERVAL_S = 1.0
 
 
 class SnapshotKeeper:
@@ -30,6 +31,8 @@ class SnapshotKeeper:
         self._config = config
         self._kept: KeptSnapshot | None = None
         self._maker: threading.Thread | None = None
+        self._looker: threading.Thread | None = None
+        self._next_look = 0.0
         self._making: Connection | None = None
         self._closed = False
         self._not_before = 0.0
@@ -41,12 +44,25 @@ class SnapshotKeeper:
 
     def serve(self, server: Server) -> None:
         """Lets a snapshot go that nobody needs any more, and begins to make the one that a load asks for."""
-        if (self._maker is not None and self._maker.is_alive()) or time.monotonic() < self._not_before:
+        if not is_url(self._config.log_location):
+            self._look(server)
+        elif (self._looker is None or not self._looker.is_alive()) and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _STORE_INTERVAL_S
+            self._looker = threading.Thread(target=self._look_at_store, args=[server], name="pgtide-notes", daemon=True)
+            self._looker.start()
+
+    def _look_at_store(self, server: Server) -> None:
+        # A store that does not answer keeps the log from being written, and that is said.
+        with contextlib.suppress(LogUnreachableError):
+            self._look(server)
+
+    def _look(self, server: Server) -> None:
+        if self._closed or (self._maker is not None and self._maker.is_alive()) or time.monotonic() < self._not_before:
             return
-        path = self._config.log_path
-        if self._kept is not None and offered_snapshot(path) is None:
+        location = self._config.log_location
+        if self._kept is not None and offered_snapshot(location) is None:
             self._release()
-        wanted = requested_snapshot(path)
+        wanted = requested_snapshot(location)
         if wanted is not None:
             self._release()
             self._maker = threading.Thread(
@@ -68,7 +84,7 @@ class SnapshotKeeper:
             timeout_s = self._config.source.connect_timeout_seconds
             with server.connect(replication=True, timeout_s=timeout_s) as self._making:
                 self._kept = new_snapshot(self._config, server, self._making, tables)
-            withdraw_request(self._config.log_path)
+            withdraw_request(self._config.log_location)
         except (PgtideError, psycopg.Error, OSError) as error:
             self.trouble = str(error)
             self._not_before = time.monotonic() + _RETRY_S

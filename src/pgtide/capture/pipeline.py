@@ -7,12 +7,12 @@ acknowledged position on, and what the log has already is skipped.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
@@ -25,13 +25,22 @@ from pgtide.capture.keeper import SnapshotKeeper
 from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
 from pgtide.capture.tidy import Tidier
 from pgtide.capture.whole import HELD_BYTES
-from pgtide.config import Config
+from pgtide.config import Config, is_url
 from pgtide.decode import Decoder, Frames
-from pgtide.errors import DecodeError, LogNotWritableError, PgtideError, SendWholeError, TransientError
+from pgtide.errors import (
+    DecodeError,
+    LogNotWritableError,
+    LogUnreachableError,
+    PgtideError,
+    SendWholeError,
+    TransientError,
+)
 from pgtide.failpoints import declare, reach
-from pgtide.log.identity import read_identity
+from pgtide.log.files import make_directory
+from pgtide.log.identity import has_identity, read_identity
 from pgtide.log.presence import Presence
 from pgtide.log.reader import LogReader
+from pgtide.log.storage import storage_at
 from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.connect import redact
 from pgtide.replication.preflight import SourceFacts, check_source
@@ -53,13 +62,14 @@ class Capture:
 
     def __init__(self, config: Config, on_state: Callable[[CaptureState], None] = lambda state: None) -> None:
         self._config = config
+        self._on_store = is_url(config.log_location)
         self._tell = on_state
         self._state = CaptureState("starting")
-        self._presence = Presence(config.log_path)
+        self._presence = Presence(config.presence_path)
         self.health = Health(config.capture.unhealthy_after_seconds)
         self._keeper = SnapshotKeeper(config)
-        self._fence = Fence(config.log_path)
-        self._tidier = Tidier(config.log_path, config.log, self._warn)
+        self._fence = Fence(storage_at(config.log_location, patience_s=0))
+        self._tidier = Tidier(config.log_location, config.log, self._warn)
         self._stream: ReplicationStream | None = None
         self._appender: Appender | None = None
         self._known_shapes = KnownShapes()
@@ -73,7 +83,12 @@ class Capture:
         """Checks the source, then captures; a source that is not ready is told before anything is touched."""
         why = "it was asked to"
         try:
+            if self._on_store:
+                has_identity(self._config.log_location, patience_s=0)  # a store that cannot be used says so
             facts = check_source(self._config, stop)
+            if self._on_store:
+                with contextlib.suppress(OSError):
+                    make_directory(self._config.presence_path / "control")
             self._presence.say("starting")
             self._run(facts, stop)
         except BaseException as error:
@@ -129,12 +144,12 @@ class Capture:
             except KeyboardInterrupt:
                 if not stop.is_set():
                     raise
-            except TransientError as error:
+            except (TransientError, LogUnreachableError) as error:
                 if stop.is_set():
                     return
                 if time.monotonic() - began > _RETRY_LAST_S:
                     pause_s = _RETRY_FIRST_S
-                self.health.beat(error.what if isinstance(error, LogNotWritableError) else None)
+                self.health.beat(error.what if isinstance(error, LogNotWritableError | LogUnreachableError) else None)
                 self._on_state(CaptureState("waiting", error.what))
                 watch.reconnects.inc()
                 stop.wait(pause_s * random.uniform(0.5, 1.0))
@@ -202,14 +217,20 @@ class Capture:
             writer, kept = open_log(self._config, facts, sides, stop)
         except OSError as error:
             reason = error.strerror or error
-            raise LogNotWritableError(f"the log in {self._config.log_path} cannot be written: {reason}") from error
+            raise LogNotWritableError(f"the log in {self._config.log_location} cannot be written: {reason}") from error
         if kept is not None:
             self._keeper.keep(kept)
-        self._appender = Appender(writer, self._on_durable, last_commit_s=_last_commit_s(self._config.log_path))
+        self._appender = Appender(
+            writer,
+            self._on_durable,
+            last_commit_s=_last_commit_s(self._config.log_location),
+            # Where a flush is dear it is put off by the appender, not by reading less often.
+            flush_interval_s=self._config.log.flush_interval_ms / 1000 if self._on_store else 0.0,
+        )
 
     def _buffer(self, durable_lsn: int, stop: threading.Event, *, two_phase: bool) -> TransactionBuffer:
         capture, path = self._config.capture, self._config.spool_path
-        owner = read_identity(self._config.log_path).log_id if capture.spool_path else ""
+        owner = read_identity(self._config.log_location).log_id if capture.spool_path else ""
 
         def wait(error: OSError) -> None:
             """The spool cannot be written: reading stops, the server goes on being answered, then it is tried again."""
@@ -286,9 +307,9 @@ class Capture:
                 self._wait_for(appender)
 
 
-def _last_commit_s(path: Path) -> float:
+def _last_commit_s(location: str) -> float:
     """When the last transaction of the log was committed; 0 if it has none."""
-    reader = LogReader(path)
+    reader = LogReader(location)
     end_offset = reader.end().end_offset
     if end_offset == reader.first_offset():
         return 0.0

@@ -8,21 +8,28 @@ slot that we did not make is never dropped.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pgtide.capture.watch import NEW_LOG, check_published
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError, TransientError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import SnapshotOffer, TableHistory, histories, offer_snapshot, record_histories
-from pgtide.log.files import make_directory, replace_durably
-from pgtide.log.identity import FILE_NAME, LogIdentity, create_identity, read_identity
-from pgtide.log.writer import LogWriter
+from pgtide.log.control import (
+    SnapshotOffer,
+    TableHistory,
+    forget_slot_note,
+    histories,
+    note_slot,
+    offer_snapshot,
+    record_histories,
+    slot_is_noted,
+)
+from pgtide.log.identity import LogIdentity, create_identity, has_identity, read_identity
+from pgtide.log.opening import Writer, open_writer
+from pgtide.log.storage import storage_at
 from pgtide.lsn import format_lsn
 from pgtide.replication.attributes import KnownShapes
 from pgtide.replication.catalog import Catalog, TableInfo
@@ -46,7 +53,6 @@ _IDENTIFIED = declare("start.log.identified", "log.json is written, nothing else
 _PUBLISHED = declare("start.published", "the publication is as configured, and nothing knows of it yet")
 _OFFERED = declare("start.snapshot.offered", "the first snapshot is offered to the load")
 
-_NOTE = "slot-being-made.json"
 _LOCK_CLASS = 0x70677469  # "pgti"
 _RETRY_S = 0.1
 _SLOT_FREE_LIMIT_S = 30.0
@@ -76,8 +82,9 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event, known_
             unless_stopped(stop, lambda: connect(config.source.dsn, replication=True, timeout_s=timeout_s))
         )
         _check_same_system(config, facts, replication)  # before anything is altered there
-        if (config.log_path / FILE_NAME).exists():
-            _check_belongs(read_identity(config.log_path), facts, config.source.slot, config.log_path)
+        location = config.log_location
+        if has_identity(location, patience_s=0):
+            _check_belongs(read_identity(location, patience_s=0), facts, config.source.slot, location)
         server = reached(config.source.dsn, replication)
         side = opened.enter_context(unless_stopped(stop, lambda: server.connect(timeout_s=timeout_s)))
         _lock(side, config.source.slot, timeout_s, stop)
@@ -98,8 +105,8 @@ def _still_there(side: Connection, config: Config, facts: SourceFacts) -> list[T
 
 def _check_still_published(config: Config, tables: list[TableInfo], side: Connection) -> None:
     """Before what is missing is published again: whatever happened in between is not sent."""
-    if (config.log_path / FILE_NAME).exists():
-        noted = histories(config.log_path)
+    if has_identity(config.log_location, patience_s=0):
+        noted = histories(storage_at(config.log_location, patience_s=0))
         with postgres_errors("reading publications"):
             oids = [table.oid for table in tables if table.oid in noted]
             check_published(side, publication_names(config.source), oids)
@@ -107,13 +114,13 @@ def _check_still_published(config: Config, tables: list[TableInfo], side: Connec
 
 def open_log(
     config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event
-) -> tuple[LogWriter, KeptSnapshot | None]:
+) -> tuple[Writer, KeptSnapshot | None]:
     """The log's writer, and on a first start the snapshot from which the tables are loaded."""
-    path = config.log_path
+    location = config.log_location
     kept = None
-    if not (path / FILE_NAME).exists():
+    if not has_identity(location, patience_s=0):
         kept = _begin_log(config, facts, sides, stop)
-    writer = LogWriter(path)
+    writer = open_writer(location)
     for shape in writer.recorded_shapes():
         sides.catalog.known.remember(shape)
     for shape in sides.catalog.shapes([table.oid for table in facts.tables], sides.publications).values():
@@ -169,18 +176,16 @@ def new_snapshot(config: Config, server: Server, replication: Connection, tables
 
 
 def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> KeptSnapshot | None:
-    path, slot = config.log_path, config.source.slot
-    note = path / "control" / _NOTE
-    make_directory(note.parent)
+    location, slot = config.log_location, config.source.slot
     with postgres_errors("looking at the replication slot"):
         exists = slot_state(sides.side, slot) is not None
     if exists:
-        if not note.exists() or json.loads(note.read_bytes()) != {"slot": slot, "system": facts.system_identifier}:
-            note.unlink(missing_ok=True)  # a note of ours must not outlive this: the slot is somebody else's
+        if not slot_is_noted(location, slot, facts.system_identifier):
+            forget_slot_note(location)  # a note of ours must not outlive this: the slot is somebody else's
             raise slot_exists(slot)
         with postgres_errors("dropping the slot of an unfinished first start"):
             drop_slot(sides.side, slot)
-    replace_durably(note, json.dumps({"slot": slot, "system": facts.system_identifier}).encode())
+    note_slot(location, slot, facts.system_identifier)
     reach(_NOTED)
     try:
         with postgres_errors("creating the replication slot"):
@@ -189,18 +194,18 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
                 sides.replication, stop, lambda: create_slot(sides.replication, slot, two_phase=two_phase)
             )
     except SlotError:
-        note.unlink(missing_ok=True)  # made by somebody else in this moment: never ours to drop
+        forget_slot_note(location)  # made by somebody else in this moment: never ours to drop
         raise
     kept = _keep_first(config, sides.server, created, facts)
     # Making the slot has waited for all open transactions: nobody has rows from before that the stream lacks.
     complete = {table.oid: TableHistory(table.qualified_name, 0, created.consistent_lsn) for table in facts.tables}
-    record_histories(path, complete)
+    record_histories(location, complete)
     create_identity(
-        path,
+        location,
         LogIdentity(facts.system_identifier, facts.database, facts.timeline, slot, start_lsn=created.consistent_lsn),
     )
     reach(_IDENTIFIED)
-    note.unlink()
+    forget_slot_note(location)
     return kept
 
 
@@ -235,14 +240,14 @@ def _keep(config: Config, server: Server, created: CreatedSlot, tables: tuple[st
     try:
         with postgres_errors("keeping the snapshot"):
             kept = KeptSnapshot(keeper, created.snapshot_name)
-        offer_snapshot(config.log_path, SnapshotOffer(kept.name, created.consistent_lsn, tables, server.started))
+        offer_snapshot(config.log_location, SnapshotOffer(kept.name, created.consistent_lsn, tables, server.started))
     except BaseException:
         keeper.close()
         raise
     return kept
 
 
-def _check_belongs(identity: LogIdentity, facts: SourceFacts, slot: str, path: Path) -> None:
+def _check_belongs(identity: LogIdentity, facts: SourceFacts, slot: str, location: str) -> None:
     """A log goes on only with the server, database and slot that it began with."""
     expected = {
         "system identifier": (identity.system_identifier, facts.system_identifier),
@@ -252,12 +257,12 @@ def _check_belongs(identity: LogIdentity, facts: SourceFacts, slot: str, path: P
     for what, (known, found) in expected.items():
         if known != found:
             raise LogError(
-                f"the log in {path} belongs to {what} {known}, but the source has {found}",
+                f"the log in {location} belongs to {what} {known}, but the source has {found}",
                 remedy="correct source.dsn or source.slot, or choose another log.path for this source",
             )
     if identity.timeline != facts.timeline:
         raise LogError(
-            f"the server is on timeline {facts.timeline}, the log in {path} on {identity.timeline}: "
+            f"the server is on timeline {facts.timeline}, the log in {location} on {identity.timeline}: "
             f"the server was promoted or restored since {format_lsn(identity.start_lsn)}",
             remedy=NEW_LOG,
         )

@@ -25,11 +25,11 @@ _POLL_S = 0.2
 
 def show(config: Config, *, as_json: bool) -> None:
     """Identity, extent, segments, readers and tables."""
-    log = LogReader(config.log_path)
+    log = LogReader(config.log_location)
     end = log.end()
     extents = log.extents()
     found = {
-        "path": str(config.log_path),
+        "path": config.log_location,
         "log_id": log.identity.log_id,
         "database": log.identity.database,
         "slot": log.identity.slot,
@@ -41,7 +41,7 @@ def show(config: Config, *, as_json: bool) -> None:
             {"name": str(extent.name), "first_offset": extent.name.first_offset, "end_offset": extent.end_offset}
             for extent in extents
         ],
-        "readers": {reader.name: reader.offset for reader in readers(config.log_path)},
+        "readers": {reader.name: reader.offset for reader in readers(config.log_location)},
         "tables": {
             name: {"columns": [column.name for column in shape.columns], "key": [c.name for c in shape.key_columns]}
             for name, shape in sorted(log.shapes().items())
@@ -53,7 +53,7 @@ def show(config: Config, *, as_json: bool) -> None:
     for key in ("path", "log_id", "database", "slot", "start_lsn", "durable_lsn"):
         print(f"{key:14} {found[key]}")
     print(f"{'offsets':14} {found['first_offset']} to {end.end_offset} (exclusive), in {len(extents)} segments")
-    for reader in readers(config.log_path):
+    for reader in readers(config.log_location):
         print(f"{'reader':14} {reader.name} at {reader.offset}, {max(0, end.end_offset - reader.offset)} behind")
     table = Table("table", "key", "columns", box=None)
     for name, shape in sorted(log.shapes().items()):
@@ -64,7 +64,7 @@ def show(config: Config, *, as_json: bool) -> None:
 
 def tail(config: Config, stop: threading.Event, *, table: str | None, last: int, follow: bool, as_json: bool) -> None:
     """The newest changes, and with `follow` those to come."""
-    log = LogReader(config.log_path)
+    log = LogReader(config.log_location)
     relation_oid = None if table is None else _relation(log, table)
     position = max(log.first_offset(), log.end().end_offset - last)
     while True:
@@ -78,7 +78,7 @@ def tail(config: Config, stop: threading.Event, *, table: str | None, last: int,
 
 def check(config: Config, *, as_json: bool) -> bool:
     """Reads everything; true if nothing is wrong."""
-    result = check_log(config.log_path)
+    result = check_log(config.log_location)
     if as_json:
         print(json.dumps(asdict(result), indent=1))
         return not result.problems
@@ -92,7 +92,7 @@ def check(config: Config, *, as_json: bool) -> bool:
 def prune(config: Config, *, hours: float | None, max_bytes: int | None, yes: bool) -> None:
     """Retention by hand: shows what would go, and removes it when told to."""
     removal = plan_removal(
-        config.log_path,
+        config.log_location,
         retention_s=(config.log.retention_hours if hours is None else hours) * 3600,
         max_bytes=config.log.max_bytes if max_bytes is None else max_bytes,
     )
@@ -100,7 +100,7 @@ def prune(config: Config, *, hours: float | None, max_bytes: int | None, yes: bo
     if removal.losers and not yes:
         print("Readers named above would lose changes.")
     if yes:
-        remove(config.log_path, removal)
+        remove(config.log_location, removal)
     elif removal.segments:
         print("Nothing was removed. Add --yes to do it.")
 

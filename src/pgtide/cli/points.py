@@ -23,7 +23,7 @@ def list_points(config: Config, *, limit: int, as_json: bool) -> None:
 
     if limit < 1:
         raise ConfigurationError(f"--limit: found {limit}, expected a number from 1 on")
-    read_identity(config.log_path)  # says that there is no log before Spark takes its seconds to start
+    read_identity(config.log_location)  # says that there is no log before Spark takes its seconds to start
     found = with_spark(config, lambda spark: points(spark, config, limit))
     if as_json:
         print(json.dumps([_as_json(point) for point in found], indent=1))
@@ -39,7 +39,7 @@ def list_points(config: Config, *, limit: int, as_json: bool) -> None:
 def show_point(config: Config, *, point: str, as_json: bool) -> None:
     from pgtide.spark import at
 
-    read_identity(config.log_path)
+    read_identity(config.log_location)
     found = with_spark(config, lambda spark: at(spark, point, config))
     if as_json:
         print(json.dumps(_as_json(found), indent=1))

@@ -27,7 +27,7 @@ def run_capture(config: Config) -> None:
 def run_mirror(config: Config, *, until_caught_up: bool) -> None:
     from pgtide.log.reader import LogReader
 
-    reader = LogReader(config.log_path)  # says that there is no log before Spark takes its seconds to start
+    reader = LogReader(config.log_location)  # says that there is no log before Spark takes its seconds to start
     until_offset = reader.end().end_offset if until_caught_up else None
     with stopped_by_signals() as stop:
         done = threading.Event()
@@ -60,7 +60,7 @@ def _mirror(config: Config, until_offset: int | None, stop: threading.Event, don
     from pgtide.spark.mirror import Mirror
     from pgtide.spark.only_mirror import only_mirror
 
-    with only_mirror(config.log_path):  # found out before Spark takes its seconds to start
+    with only_mirror(config.presence_path):  # found out before Spark takes its seconds to start
         say("mirror", "starting Spark")
         session = open_session(config)
         try:
@@ -107,7 +107,7 @@ def _wait_for_log(config: Config, durable_lsn: int, stop: threading.Event) -> in
 
     while not stop.wait(_POLL_S):
         try:
-            end = LogReader(config.log_path).end()
+            end = LogReader(config.log_location).end()
         except LogError:
             continue  # the capture has not made it yet; if it cannot, it says so and stops us
         if end.durable_lsn >= durable_lsn:

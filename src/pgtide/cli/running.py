@@ -32,7 +32,7 @@ class CaptureStatus:
 
 def capture_status(config: Config) -> CaptureStatus:
     status = CaptureStatus()
-    said = capture_presence(config.log_path)
+    said = capture_presence(config.presence_path)
     if said is not None:
         status.state = said.phase if said.running else "not running"
         status.detail, status.since = said.detail or None, said.since

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,10 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from pgtide.cli.running import CaptureStatus, capture_status
-from pgtide.config import Config
+from pgtide.config import Config, is_url
 from pgtide.errors import LogError, PgtideError
 from pgtide.log.control import TableHistory, histories
+from pgtide.log.identity import has_identity
 from pgtide.log.reader import LogReader
+from pgtide.log.retention import reader_names, reader_report
+from pgtide.log.storage import storage_at
 from pgtide.lsn import format_lsn, parse_lsn
 from pgtide.replication.connect import connect, postgres_errors
 from pgtide.replication.slot import slot_state
@@ -81,8 +83,9 @@ class Status:
 
 def gather(config: Config) -> Status:
     flush_lag_seconds, source = _source(config)
-    status = Status(source, _log(config.log_path), capture_status(config))
-    status.readers = _readers(config.log_path)
+    status = Status(source, _log(config.log_location), capture_status(config))
+    unreachable = status.log.error is not None and is_url(config.log_location)  # it is not asked three times
+    status.readers = {} if unreachable else _readers(config.log_location)
     mirror = status.readers.get("mirror") or {}
     status.tables = {name: _table(found) for name, found in (mirror.get("tables") or {}).items()}
     status.points = {"latest_lsn": (mirror.get("point") or {}).get("lsn")}
@@ -90,13 +93,13 @@ def gather(config: Config) -> Status:
         name: {"state": "loading"} for name, table in status.tables.items() if table["state"] == "loading"
     }
     status.lag = _lag(status, mirror, flush_lag_seconds)
-    status.history = _history(config)
+    status.history = {} if unreachable else _history(config)
     return status
 
 
 def _history(config: Config) -> dict[str, dict[str, Any]]:
     """Per table the LSN from which its history is complete, or else the transactions that must end before."""
-    found = histories(config.log_path)
+    found = histories(storage_at(config.log_location, patience_s=0))
     closed = {oid: history for oid, history in found.items() if history.complete_lsn is None}
     writers = _older_writers(config, closed) if closed else {}
     return {
@@ -141,36 +144,30 @@ def _source(config: Config) -> tuple[float | None, SourceStatus]:
     return flush_lag_seconds, SourceStatus(wal_end_lsn, confirmed, retained, usable, safe, reason)
 
 
-def _log(path: Path) -> LogStatus:
-    if not (path / "log.json").exists():
-        return LogStatus()
+def _log(location: str) -> LogStatus:
+    storage = storage_at(location, patience_s=0)
     try:
-        end = LogReader(path).end()
+        if not has_identity(storage):
+            return LogStatus()
+        end = LogReader(storage).end()
+        segments, large = storage.entries("segments"), storage.entries("large")
     except LogError as error:
         return LogStatus(error=error.what)
-    files = [file for folder in ("segments", "large") for file in (path / folder).glob("*.seg")]
-    sizes = [_size_bytes(file) for file in files]
     return LogStatus(
         format_lsn(end.durable_lsn), format_lsn(end.last_commit_lsn), end.end_offset,
-        len(list((path / "segments").glob("*.seg"))), sum(sizes),
+        len(segments), sum(entry.nbytes for entry in (*segments, *large)),
     )  # fmt: skip
 
 
-def _size_bytes(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0  # retention was faster
-
-
-def _readers(path: Path) -> dict[str, Any]:
-    """What each reader of the log says of itself; readers replace their files whole."""
+def _readers(location: str) -> dict[str, Any]:
+    """What each reader of the log says of itself."""
     found = {}
-    for file in sorted((path / "readers").glob("*.json")):
+    storage = storage_at(location, patience_s=0)
+    for name in reader_names(storage):
         try:
-            found[file.stem] = json.loads(file.read_bytes())
+            found[name] = json.loads(reader_report(storage, name) or b"{}")
         except (OSError, ValueError) as error:
-            found[file.stem] = {"error": f"{file.name}: {error}"}
+            found[name] = {"error": f"{name}.json: {error}"}
     return found
 
 

@@ -180,8 +180,8 @@ def _described(location: tuple[str | int, ...]) -> str:
 
 def _shown(location: tuple[str | int, ...], value: Any) -> str:
     kind = _TYPE_NAMES.get(type(value), "a section")
-    if location[:2] in _SECRET or isinstance(value, dict):
-        return kind
+    if location[:2] in _SECRET or isinstance(value, dict) or (isinstance(value, str) and "@" in value):
+        return kind  # what has an @ may be a URL with a password
     shown = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
     if len(location) == 1 or len(shown) > _SHOWN_MAX_CHARACTERS:  # in place of a section: could be a connection string
         return kind

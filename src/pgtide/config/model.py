@@ -10,13 +10,20 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from pgtide.config.patterns import included, is_pattern
 
 INSERT_ONLY_SUFFIX = "_insert_only"  # of the second publication, for tables whose rows cannot be found again
 _NAME_MAX_BYTES = 63  # NAMEDATALEN - 1
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_BUCKET_AND_PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/(?!\.+(/|$))[A-Za-z0-9!_.*'()=+-]+)*/?")
+_OBJECT_STORE_FLUSH_MS = 1000  # every flush is two requests that are paid for
+
+
+def is_url(path: Any) -> bool:
+    """Whether a path names something on an object store; a folder otherwise."""
+    return isinstance(path, str) and _URL.match(path) is not None
 
 
 def _tuple(value: Any) -> Any:
@@ -105,11 +112,14 @@ class Source(Section):
 
 
 class Log(Section):
-    path: str = Field("pgtide-data/log", description="Folder of the change log.")
+    path: str = Field("pgtide-data/log", description="Folder of the change log, or s3://bucket/prefix.")
     flush_interval_ms: int = Field(
-        10, ge=1, le=60_000, description="Under load, make changes durable at most this often."
+        10,
+        ge=1,
+        le=60_000,
+        description=f"Under load, make changes durable at most this often; if not set, {_OBJECT_STORE_FLUSH_MS} on S3.",
+        json_schema_extra={"default_depends_on": "path"},
     )
-
     retention_hours: float = Field(
         72, ge=0, description="Changes that every reader has passed are kept at least this long."
     )
@@ -117,11 +127,18 @@ class Log(Section):
         0, ge=0, description="Above this the oldest changes go, whoever still needs them; 0: no limit."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _flushes_cost_more_on_object_stores(cls, values: Any) -> Any:
+        if isinstance(values, dict) and is_url(values.get("path")):
+            return {"flush_interval_ms": _OBJECT_STORE_FLUSH_MS} | values
+        return values
+
     @field_validator("path")
     @classmethod
-    def _path_is_a_folder(cls, path: str) -> str:
-        if not path or _URL.match(path):
-            raise ValueError("a folder (object stores are not supported yet)")
+    def _path_is_a_folder_or_on_s3(cls, path: str) -> str:
+        if not path or (_URL.match(path) and not _BUCKET_AND_PREFIX.fullmatch(path)):
+            raise ValueError("a folder or s3://bucket/prefix (endpoint and credentials come from AWS_* and ~/.aws)")
         return path
 
 
@@ -129,7 +146,9 @@ class Capture(Section):
     transaction_memory_bytes: int = Field(
         256 << 20, ge=1 << 16, description="Open transactions stay in memory up to this; beyond, they go to the spool."
     )
-    spool_path: str = Field("", description='Folder of the spool; "": in the log\'s folder.')
+    spool_path: str = Field(
+        "", description='Folder of the spool; "": in the log\'s folder, or in pgtide-data/spool if the log is on S3.'
+    )
     spool_max_bytes: int = Field(0, ge=0, description="What the spool may take on disk; 0: no limit.")
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of the HTTP answers /metrics (Prometheus), /health and /ready; 0: none."
@@ -212,14 +231,32 @@ class Config(Section):
         return self._file
 
     @property
+    def log_location(self) -> str:
+        """Absolute folder or URL of the log."""
+        return self.log.path.rstrip("/") if is_url(self.log.path) else str(self.log_path)
+
+    @property
     def log_path(self) -> Path:
+        """The folder of a log that is in one."""
+        assert not is_url(self.log.path), f"{self.log.path} is not a folder"
         return self.file.parent / Path(self.log.path).expanduser()
 
     @property
     def spool_path(self) -> Path:
-        if not self.capture.spool_path:
-            return self.log_path / "spool"
-        return self.file.parent / Path(self.capture.spool_path).expanduser()
+        """Always a folder: a spool is appended to."""
+        if self.capture.spool_path:
+            return self.file.parent / Path(self.capture.spool_path).expanduser()
+        if is_url(self.log.path):
+            # By the log's name: a spool is emptied at start, and two captures may have one folder.
+            return self.file.parent / "pgtide-data" / "spool" / self.log_location.partition("://")[2]
+        return self.log_path / "spool"
+
+    @property
+    def presence_path(self) -> Path:
+        """The folder in whose `control/` the capture says how it is: only a file on its own machine can be locked."""
+        if is_url(self.log.path):
+            return self.file.parent / "pgtide-data" / "capture" / self.log_location.partition("://")[2]
+        return self.log_path
 
     @property
     def warehouse(self) -> str:

@@ -25,7 +25,9 @@ def template() -> str:
         assert issubclass(section, BaseModel)
         lines = [f"# {field.description}", f"[{name}]"]
         for key, value in section.model_fields.items():
-            lines += [f"# {value.description}", f"{key} = {_toml(_default(value))}"]
+            # A default that depends on another key would, written down, hold whatever that key becomes.
+            comment = "# " if value.json_schema_extra else ""
+            lines += [f"# {value.description}", f"{comment}{key} = {_toml(_default(value))}"]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 

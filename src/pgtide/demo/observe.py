@@ -107,7 +107,7 @@ class Observer:
 
     def _log_end(self) -> LogEnd | None:
         try:
-            self._reader = self._reader or LogReader(self._config.log_path)
+            self._reader = self._reader or LogReader(self._config.log_location)
             return self._reader.end()
         except LogError:
             return None  # the capture has not created it yet; if it cannot, it ends and says so

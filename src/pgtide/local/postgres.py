@@ -4,10 +4,7 @@
         with server.connect() as connection: ...
 
 It listens on a free loopback port, keeps its data in a temporary folder, and is set up for logical decoding and for
-speed (no fsync: a crash of the *machine* may lose it, a crash of the server may not).  It runs under a small shell
-process that reads from a pipe we hold: when we die, by whatever signal, the pipe closes, and the shell ends the server
-and removes its folder.  A parent-death signal would be simpler, but it follows the *thread* that started the server, is
-lost on a change of account, and removes nothing.
+speed (no fsync: a crash of the *machine* may lose it, a crash of the server may not).
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ import psycopg
 
 from pgtide.errors import PgtideError
 from pgtide.local.account import credentials, give, server_account
+from pgtide.local.guard import GUARD
 from pgtide.local.programs import (
     copy_template,
     initialise_cluster,
@@ -54,27 +52,6 @@ _SETTINGS: dict[str, Setting] = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
-
-# $1 is the folder to remove when orphaned, the rest is the server's command.  Lines on standard input are signals to
-# send it.  The reader is a process of its own so that the shell can wait for the server, however that ends; it repeats
-# its last signal because a server that has only just been forked does not listen to it yet.
-_GUARD = """
-folder=$1; shift
-exec 3<&0 </dev/null
-"$@" 3<&- &
-server=$!
-{
-    while read -r signal <&3; do kill -s "$signal" "$server"; done
-    : > "$folder/orphaned"
-    while kill -s QUIT "$server"; do sleep 0.2; done
-} 2>/dev/null &
-reader=$!
-wait "$server"; status=$?
-kill "$reader" 2>/dev/null
-wait "$reader" 2>/dev/null
-if [ -e "$folder/orphaned" ]; then rm -rf "$folder"; fi
-exit "$status"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +139,7 @@ class LocalPostgres:
             return
         with open(self.folder / "server.log", "ab") as log:
             self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, "pgtide-postgres", str(self.folder), *self._command()],
+                ["/bin/sh", "-c", GUARD, "pgtide-postgres", str(self.folder), *self._command()],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

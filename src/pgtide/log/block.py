@@ -151,12 +151,17 @@ def encode_block(pieces: Sequence[Committed], next_offset: int, continued: OpenT
 
 def encode_large_block(large: LargeTransaction, files: Sequence[tuple[str, int]], next_offset: int) -> EncodedBlock:
     """The block of a transaction whose rows are in files: it takes an offset for every place, rolled-back ones too."""
-    transactions = large.transaction
-    for name, value in (("first_offset", next_offset), ("end_offset", next_offset + large.places)):
+    return encode_reference(large.transaction, large.places, LargeReference(tuple(files), large.gone), next_offset)
+
+
+def encode_reference(
+    transaction: pa.RecordBatch, places: int, reference: LargeReference, next_offset: int
+) -> EncodedBlock:
+    """The block of one transaction, a row of TRANSACTIONS, whose rows are where `reference` says."""
+    for name, value in (("first_offset", next_offset), ("end_offset", next_offset + places)):
         column = pa.array([value], pa.int64())
-        transactions = transactions.set_column(TRANSACTIONS.get_field_index(name), TRANSACTIONS.field(name), column)
-    reference = LargeReference(tuple(files), large.gone)
-    return _assemble(transactions, [], [], next_offset, reference)
+        transaction = transaction.set_column(TRANSACTIONS.get_field_index(name), TRANSACTIONS.field(name), column)
+    return _assemble(transaction, [], [], next_offset, reference)
 
 
 def _runs(pieces: Sequence[Committed], index: npt.NDArray[np.int64]) -> list[tuple[TableShape, list[pa.RecordBatch]]]:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from pgtide.errors import LogCorruptError, LogRangeError
 from pgtide.log.control import removed
+from pgtide.log.folder import Folder
 from pgtide.log.marker import damaged_slots, read_marker
 from pgtide.log.reader import Block, LogReader
 from pgtide.log.recovery import check_end_is_there
 from pgtide.log.retention import Reader, readers
-from pgtide.log.segment import Extent
+from pgtide.log.segment import FOLDER, Extent
+from pgtide.log.storage import Location
 
 _RESTORE = "restore the file from a copy of the log"
 _NEW_LOG = "without one, begin a new log (other log.path and source.slot) and load the tables again"
@@ -37,22 +39,23 @@ class CheckResult:
     problems: list[Problem] = field(default_factory=list)
 
 
-def check_log(path: Path) -> CheckResult:
+def check_log(location: Location) -> CheckResult:
     """Reads everything that readers can see.  A problem does not stop the check of what lies after it, if possible."""
-    return _Check(path).run()
+    return _Check(location).run()
 
 
 class _Check:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._log = LogReader(path)
-        self._readers = readers(path)
+    def __init__(self, location: Location) -> None:
+        self._log = LogReader(location)
+        self._storage = self._log.storage
+        self._readers = readers(self._storage)
         self._result = CheckResult()
         self._last_end_lsn = 0
 
     def run(self) -> CheckResult:
         try:
-            self._check_marker()
+            if isinstance(self._storage, Folder):
+                self._check_marker(self._storage.path)
             extents = self._log.extents()
         except LogCorruptError as error:  # how far the log goes is not known: there is nothing more to check
             self._add(error.what, f"{_RESTORE}; {_NEW_LOG}")
@@ -62,8 +65,9 @@ class _Check:
             self._check_segment(extent)
         return self._result
 
-    def _check_marker(self) -> None:
-        control = self._path / "control"
+    def _check_marker(self, path: Path) -> None:
+        """On an object store the marker is one object, whole or not to be read at all."""
+        control = path / "control"
         epoch = read_marker(control)[0]
         if epoch:
             # Twice: a slot that the capture is writing at this moment may look damaged, but not the next time.
@@ -73,23 +77,22 @@ class _Check:
                     "start the capture (again): it finds its place from the blocks and writes a new marker",
                 )
         try:
-            check_end_is_there(self._path)
+            check_end_is_there(path)
         except LogCorruptError as error:
             if not self._log.extents():
                 raise
             self._add(error.what, f"{_RESTORE}; {_NEW_LOG}")
 
     def _check_beginning(self, extents: list[Extent]) -> None:
-        gone = removed(self._path).end_offset
-        first = extents[0].name.first_offset if extents else self._log.end().end_offset
+        gone = removed(self._storage).end_offset
+        first = extents[0].first_offset if extents else self._log.end().end_offset
         if gone < first:
-            what = (
-                f"{self._path / 'segments'}: offsets {gone} to {first} are missing, and retention did not remove them"
-            )
+            where = f"{self._storage.location}/{FOLDER}"
+            what = f"{where}: offsets {gone} to {first} are missing, and retention did not remove them"
             self._add(what, _RESTORE, gone, first)
 
     def _check_segment(self, extent: Extent) -> None:
-        reached = extent.name.first_offset
+        reached = extent.first_offset
         try:
             for block in self._log.blocks_of(extent):
                 reached = block.header.end_offset
@@ -100,7 +103,7 @@ class _Check:
             return  # retention was faster
 
     def _check_block(self, block: Block) -> None:
-        where, header, result = f"{block.path} at byte {block.position}", block.header, self._result
+        where, header, result = self._log.where(block), block.header, self._result
         result.blocks += 1
         try:
             transactions = self._log.directory(block).transactions

@@ -9,17 +9,15 @@ is asked for with a barrier (`barrier-<id>.json`), and writes into the same file
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from pgtide.errors import LogCorruptError
-from pgtide.log.files import make_directory, replace_durably
+from pgtide.log.storage import Location, storage_at
 from pgtide.lsn import format_lsn, parse_lsn
 
 _OFFER = "snapshot.json"
@@ -27,6 +25,20 @@ _REQUEST = "snapshot-wanted.json"
 _REMOVED = "removed.json"
 _HISTORIES = "histories.json"
 _UPKEEP = "upkeep.json"
+_SLOT_NOTE = "slot-being-made.json"
+
+
+def note_slot(location: Location, slot: str, system_identifier: str) -> None:
+    """Notes the intention to make the slot: a start that is killed in between knows by it that the slot is its own."""
+    _write(location, _SLOT_NOTE, {"slot": slot, "system": system_identifier})
+
+
+def slot_is_noted(location: Location, slot: str, system_identifier: str) -> bool:
+    return _read(location, _SLOT_NOTE) == {"slot": slot, "system": system_identifier}
+
+
+def forget_slot_note(location: Location) -> None:
+    _remove(location, _SLOT_NOTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +51,35 @@ class SnapshotOffer:
     server_started: str  # which server has it: its standbys have snapshots of the same name
 
 
-def offer_snapshot(log_path: Path, offer: SnapshotOffer) -> None:
+def offer_snapshot(location: Location, offer: SnapshotOffer) -> None:
     data = {"snapshot": offer.name, "lsn": format_lsn(offer.lsn), "tables": offer.tables}
-    _write(log_path, _OFFER, data | {"server_started": offer.server_started})
+    _write(location, _OFFER, data | {"server_started": offer.server_started})
 
 
-def offered_snapshot(log_path: Path) -> SnapshotOffer | None:
-    data = _read(log_path, _OFFER)
+def offered_snapshot(location: Location) -> SnapshotOffer | None:
+    data = _read(location, _OFFER)
     if data is None:
         return None
     return SnapshotOffer(data["snapshot"], parse_lsn(data["lsn"]), tuple(data["tables"]), data["server_started"])
 
 
-def withdraw_snapshot(log_path: Path) -> None:
-    _remove(log_path, _OFFER)
+def withdraw_snapshot(location: Location) -> None:
+    _remove(location, _OFFER)
 
 
-def request_snapshot(log_path: Path, tables: tuple[str, ...]) -> None:
+def request_snapshot(location: Location, tables: tuple[str, ...]) -> None:
     """Asks the capture for a new snapshot for these tables; it withdraws the request when it has made the offer."""
-    _write(log_path, _REQUEST, {"tables": tables})
+    _write(location, _REQUEST, {"tables": tables})
 
 
-def requested_snapshot(log_path: Path) -> tuple[str, ...] | None:
+def requested_snapshot(location: Location) -> tuple[str, ...] | None:
     """The tables that somebody wants to load, None if nobody does."""
-    data = _read(log_path, _REQUEST)
+    data = _read(location, _REQUEST)
     return tuple(data["tables"]) if data else None
 
 
-def withdraw_request(log_path: Path) -> None:
-    _remove(log_path, _REQUEST)
+def withdraw_request(location: Location) -> None:
+    _remove(location, _REQUEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,7 @@ class TableHistory:
     complete_lsn: int | None  # None: they are still open
 
 
-def record_histories(log_path: Path, histories: Mapping[int, TableHistory]) -> None:
+def record_histories(location: Location, histories: Mapping[int, TableHistory]) -> None:
     """By relation oid; replaces what was there."""
     data = {
         str(oid): {
@@ -89,17 +101,17 @@ def record_histories(log_path: Path, histories: Mapping[int, TableHistory]) -> N
         }
         for oid, history in histories.items()
     }
-    _write(log_path, _HISTORIES, data)
+    _write(location, _HISTORIES, data)
 
 
-def histories(log_path: Path) -> dict[int, TableHistory]:
+def histories(location: Location) -> dict[int, TableHistory]:
     return {
         int(oid): TableHistory(
             found["table"],
             found["fence_xid"],
             None if found["complete_lsn"] is None else parse_lsn(found["complete_lsn"]),
         )
-        for oid, found in (_read(log_path, _HISTORIES) or {}).items()
+        for oid, found in (_read(location, _HISTORIES) or {}).items()
     }
 
 
@@ -112,26 +124,42 @@ class Removed:
     end_lsn: int = 0  # of the last transaction that went
 
 
-def record_removed(log_path: Path, removed: Removed) -> None:
-    tables = {str(oid): last for oid, last in removed.last_offsets.items()}
-    _write(log_path, _REMOVED, {"end_offset": removed.end_offset, "tables": tables, "end_lsn": removed.end_lsn})
+def record_removed(location: Location, going: Removed) -> None:
+    """Adds to what is recorded.  Two may do that at once (a capture and `prune`): neither may undo the other's."""
+    storage, name = storage_at(location), f"control/{_REMOVED}"
+    while True:
+        found = storage.versioned(name)
+        before = _parse_removed(_parsed(found[0], f"{storage.location}/{name}")) if found else Removed()
+        tables = {oid: max(going.last_offsets.get(oid, -1), last) for oid, last in before.last_offsets.items()}
+        content = {
+            "end_offset": max(before.end_offset, going.end_offset),
+            "tables": {str(oid): last for oid, last in (dict(going.last_offsets) | tables).items()},
+            "end_lsn": max(before.end_lsn, going.end_lsn),
+        }
+        data = json.dumps(content).encode()
+        if found and found[0] == data:
+            return
+        if (storage.replace(name, data, found[1]) if found else storage.create(name, data)) is not None:
+            return
 
 
-def removed(log_path: Path) -> Removed:
-    data = _read(log_path, _REMOVED)
-    if data is None:
-        return Removed()
+def removed(location: Location) -> Removed:
+    data = _read(location, _REMOVED)
+    return Removed() if data is None else _parse_removed(data)
+
+
+def _parse_removed(data: dict[str, Any]) -> Removed:
     tables = {int(oid): last for oid, last in data["tables"].items()}
     return Removed(data["end_offset"], tables, data.get("end_lsn", 0))
 
 
-def record_upkeep(log_path: Path, finished_at: datetime) -> None:
+def record_upkeep(location: Location, finished_at: datetime) -> None:
     """When the mirror last went through all tables to compact and expire."""
-    _write(log_path, _UPKEEP, {"finished_at": finished_at.isoformat()})
+    _write(location, _UPKEEP, {"finished_at": finished_at.isoformat()})
 
 
-def last_upkeep(log_path: Path) -> datetime | None:
-    data = _read(log_path, _UPKEEP)
+def last_upkeep(location: Location) -> datetime | None:
+    data = _read(location, _UPKEEP)
     return datetime.fromisoformat(data["finished_at"]) if data else None
 
 
@@ -152,50 +180,53 @@ class Barrier:
     state: BarrierState = BarrierState.ASKED
 
 
-def put_barrier(log_path: Path, barrier: Barrier) -> None:
+def put_barrier(location: Location, barrier: Barrier) -> None:
     lsn = None if barrier.lsn is None else format_lsn(barrier.lsn)
     content = {"lsn": lsn, "expires_at": barrier.expires_at.isoformat(), "state": barrier.state}
-    _write(log_path, _barrier_name(barrier.id), content)
+    _write(location, _barrier_name(barrier.id), content)
 
 
-def barrier(log_path: Path, barrier_id: str) -> Barrier | None:
-    data = _read(log_path, _barrier_name(barrier_id))
+def barrier(location: Location, barrier_id: str) -> Barrier | None:
+    data = _read(location, _barrier_name(barrier_id))
     if data is None:
         return None
     lsn = None if data["lsn"] is None else parse_lsn(data["lsn"])
     return Barrier(barrier_id, lsn, datetime.fromisoformat(data["expires_at"]), BarrierState(data["state"]))
 
 
-def barriers(log_path: Path) -> list[Barrier]:
-    names = [file.name for file in (log_path / "control").glob(_barrier_name("*"))]
-    found = [barrier(log_path, name.removeprefix("barrier-").removesuffix(".json")) for name in sorted(names)]
+def barriers(location: Location) -> list[Barrier]:
+    storage = storage_at(location)
+    names = [entry.name.removeprefix("control/") for entry in storage.entries("control")]
+    ids = [name.removeprefix("barrier-").removesuffix(".json") for name in names if name.startswith("barrier-")]
+    found = [barrier(storage, barrier_id) for barrier_id in ids]
     return [one for one in found if one is not None]
 
 
-def remove_barrier(log_path: Path, barrier_id: str) -> None:
-    _remove(log_path, _barrier_name(barrier_id))
+def remove_barrier(location: Location, barrier_id: str) -> None:
+    _remove(location, _barrier_name(barrier_id))
 
 
 def _barrier_name(barrier_id: str) -> str:
     return f"barrier-{barrier_id}.json"
 
 
-def _write(log_path: Path, name: str, data: dict[str, Any]) -> None:
-    make_directory(log_path / "control")
-    replace_durably(log_path / "control" / name, json.dumps(data).encode())
+def _write(location: Location, name: str, data: dict[str, Any]) -> None:
+    storage_at(location).write(f"control/{name}", json.dumps(data).encode())
 
 
-def _read(log_path: Path, name: str) -> dict[str, Any] | None:
-    file = log_path / "control" / name
+def _read(location: Location, name: str) -> dict[str, Any] | None:
+    storage = storage_at(location)
+    found = storage.versioned(f"control/{name}")
+    return None if found is None else _parsed(found[0], f"{storage.location}/control/{name}")
+
+
+def _parsed(data: bytes, where: str) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
+        content: dict[str, Any] = json.loads(data)
     except ValueError as error:
-        raise LogCorruptError(f"{file}: not JSON any more: {error}") from None
-    return data
+        raise LogCorruptError(f"{where}: not JSON any more: {error}") from None
+    return content
 
 
-def _remove(log_path: Path, name: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        (log_path / "control" / name).unlink()
+def _remove(location: Location, name: str) -> None:
+    storage_at(location).delete(f"control/{name}")

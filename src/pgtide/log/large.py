@@ -16,17 +16,19 @@ from pgtide.change import LargeTransaction
 from pgtide.errors import LogCorruptError, TransientError
 from pgtide.log.block import HEADER_BYTES, BlockHeader, parse_header
 from pgtide.log.files import fsync_path, make_directory
+from pgtide.log.storage import Storage
 
+FOLDER = "large"
 _NAME = re.compile(r"(\d{20})-(\d{10})-(\d{4})\.seg")
 
 
 def folder_of(log_path: Path) -> Path:
-    return log_path / "large"
+    return log_path / FOLDER
 
 
-def first_offset_of(path: Path) -> int:
+def first_offset_of(name: str) -> int:
     """Of the transaction whose rows the file holds."""
-    return int(path.name[:20])
+    return int(name.rpartition("/")[2][:20])
 
 
 def adopt(large: LargeTransaction, log_path: Path, first_offset: int, epoch: int) -> list[tuple[str, int]]:
@@ -67,18 +69,19 @@ def remove_orphans(log_path: Path, end_offset: int) -> None:
             (folder / name).unlink()
 
 
-def blocks_in(path: Path, length_bytes: int) -> Iterator[tuple[int, BlockHeader]]:
+def blocks_of(storage: Storage, name: str, length_bytes: int) -> Iterator[tuple[int, BlockHeader]]:
     """Position and header of every block in a file."""
-    size = path.stat().st_size
-    if size < length_bytes:
-        raise LogCorruptError(
-            f"{path} at byte {size}: the file ends here, the log refers to {length_bytes} bytes of it"
-        )
+    where = f"{storage.location}/{name}"
     position = 0
-    with open(path, "rb", buffering=1 << 16) as file:
+    with storage.open(name) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < length_bytes:
+            raise LogCorruptError(
+                f"{where} at byte {size}: the file ends here, the log refers to {length_bytes} bytes of it"
+            )
         while position < length_bytes:
             file.seek(position)
-            header = parse_header(file.read(HEADER_BYTES), f"{path} at byte {position}")
+            header = parse_header(file.read(HEADER_BYTES), f"{where} at byte {position}")
             yield position, header
             position += header.total_bytes
 

@@ -1,9 +1,8 @@
-"""Reading the log: plans from headers and directories, rows from byte ranges.  Needs the folder and nothing else.
+"""Reading the log: plans from headers and directories, rows from byte ranges.  Needs its storage and nothing else.
 
 A reader never goes past the durable marker, so all it sees is whole transactions whose offsets stay as they are.
 Headers of blocks that were walked once are remembered; a growing segment is only walked on.  Which segments count is
-remembered too: that changes only when the marker comes to name another segment or another writer's, or when retention
-says that it has taken something.  So a plan costs the same over ten segments and over ten thousand.
+remembered too, by `layout`.  So a plan costs the same over ten segments and over ten thousand.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -32,20 +30,13 @@ from pgtide.log.block import (
 )
 from pgtide.log.control import removed
 from pgtide.log.identity import read_identity
-from pgtide.log.large import blocks_in, folder_of
-from pgtide.log.marker import Marker, read_marker
-from pgtide.log.recovery import check_end_is_there
-from pgtide.log.segment import (
-    BlockIndex,
-    Extent,
-    SegmentName,
-    list_segments,
-    read_directory,
-    read_entry,
-    read_range,
-    valid_extents,
-)
+from pgtide.log.large import FOLDER as LARGE
+from pgtide.log.large import blocks_of, first_offset_of
+from pgtide.log.layout import layout_of
+from pgtide.log.segment import FOLDER as SEGMENTS
+from pgtide.log.segment import BlockIndex, Extent, View, read_directory
 from pgtide.log.shapes import ShapeStore
+from pgtide.log.storage import Location, Storage, Stored, storage_at
 from pgtide.lsn import format_lsn
 from pgtide.schema import TableShape
 
@@ -75,7 +66,7 @@ class LargePart:
 class Slice:
     """Rows of one table in one block, clipped to [start, end); travels to executors."""
 
-    segment: str
+    segment: str  # relative to the log
     position: int
     entry: TableEntry  # with offsets, also for a block in `large/`
     start: int
@@ -103,35 +94,40 @@ class LogRows:
 class Block:
     """Where a block is, and its header."""
 
-    path: Path
+    segment: str  # relative to the log
     position: int
     header: BlockHeader
 
 
 class LogReader:
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.identity = read_identity(self.path)
-        self._shapes = ShapeStore(self.path)
-        self._indexes: OrderedDict[SegmentName, BlockIndex] = OrderedDict()
+    """Used by one thread.  A store that does not answer at the beginning is an error; later it is asked again."""
+
+    def __init__(self, location: Location) -> None:
+        self.identity = read_identity(location, patience_s=0)
+        self.storage: Storage = storage_at(location)
+        self._layout = layout_of(self.storage)
+        self._shapes = ShapeStore(self.storage)
+        self._indexes: OrderedDict[str, BlockIndex] = OrderedDict()
         self._indexed_blocks = 0
-        self._directories: OrderedDict[tuple[Path, int], Directory] = OrderedDict()
-        self._extents: list[Extent] = []
-        self._extents_as_of: tuple[int, int, int] | None = None  # the writer, and the segment that it writes
+        self._directories: OrderedDict[tuple[str, int], Directory] = OrderedDict()
+
+    @property
+    def location(self) -> str:
+        return self.storage.location
 
     def end(self) -> LogEnd:
         """How far the log can be read now."""
-        marker = self._marker()[1]
+        marker = self._layout.marker()
         return LogEnd(marker.end_offset, max(marker.durable_lsn, self.identity.start_lsn), marker.last_commit_lsn)
 
     def first_offset(self) -> int:
         """The oldest offset that is still there (the end, when the log is empty)."""
-        epoch, marker = self._marker()
-        extents = self._extents_at(epoch, marker)
-        first = extents[0].name.first_offset if extents else marker.end_offset
-        if first and removed(self.path).end_offset < first:
-            self._raise_missing(removed(self.path).end_offset, first)
-        return first
+        return self._first_of(self._layout.look())
+
+    def _first_of(self, view: View) -> int:
+        if view.first_offset and removed(self.storage).end_offset < view.first_offset:
+            self._raise_missing(removed(self.storage).end_offset, view.first_offset)
+        return view.first_offset
 
     def shape(self, relation_oid: int, fingerprint: str) -> TableShape:
         return self._shapes.load(relation_oid, fingerprint)
@@ -160,31 +156,48 @@ class LogReader:
 
         What retention took is an error, but not for a table none of whose changes from `start` on were taken.
         """
-        if relation_oid is not None and removed(self.path).last_offsets.get(relation_oid, -1) < start:
-            start = min(max(start, self.first_offset()), end)
+        view = self._layout.look()
+        begins_before = relation_oid is not None and start < view.first_offset
+        if begins_before and removed(self.storage).last_offsets.get(relation_oid or 0, -1) < start:
+            start = min(self._first_of(view), end)
         return [
             piece
-            for block in self.blocks(start, end)
+            for block in self._blocks(view, start, end)
             for piece in self._slices(block, start, end)
             if relation_oid is None or piece.relation_oid == relation_oid
         ]
 
     def read(self, piece: Slice) -> LogRows:
         """The rows of one slice, checked against their checksum."""
-        path = Path(piece.segment)
-        where = f"{path} at byte {piece.position}"
         try:
-            data = read_entry(path, piece.position, piece.entry)
-            head = b"" if piece.large is not None else read_range(path, piece.position, HEADER_BYTES)
+            return self._read(piece)
         except FileNotFoundError:
-            self._raise_missing(piece.entry.first_offset, piece.entry.last_offset + 1, path)
-        rows = decode_rows(data, piece.entry, where)
-        shape = self._shapes.load(piece.relation_oid, piece.entry.fingerprint)
+            again = self._moved(piece.segment, piece.entry.first_offset, piece.entry.last_offset + 1)
+            return self.read(replace(piece, segment=again.segment, position=again.position))
+
+    def _read(self, piece: Slice) -> LogRows:
+        entry, where = piece.entry, self._where(piece.segment, piece.position)
+        data = self.storage.read_range(piece.segment, piece.position + entry.position, entry.length_bytes)
+        large = piece.large is not None
+        head = b"" if large else self.storage.read_range(piece.segment, piece.position, HEADER_BYTES)
+        rows = decode_rows(data, entry, where)
+        shape = self._shapes.load(piece.relation_oid, entry.fingerprint)
         if piece.large is not None:
             rows, transactions = _without_gone(rows, piece.large.gone), _one_transaction(piece.large)
         else:
-            transactions = self.directory(Block(path, piece.position, parse_header(head, where))).transactions
+            block = Block(piece.segment, piece.position, parse_header(head, where))
+            transactions = self._directory(block).transactions
         return LogRows(shape, _resolve(rows, transactions, piece.start, piece.end))
+
+    def _moved(self, segment: str, start: int, end: int) -> Block:
+        """Where the block with these offsets is, now that its segment is gone: objects that were merged go after a
+        while.  An error if it is nowhere."""
+        self._layout.forget()
+        if self._layout.merges and not segment.startswith(LARGE):
+            for block in self.blocks(start, start + 1):
+                if block.segment != segment:
+                    return block
+        return self._raise_missing(start, end, segment)
 
     def touched(self, start: int, end: int) -> dict[int, tuple[int, int]]:
         """Relations that may have changes in the range, and outer bounds of their offsets: directories tell no more."""
@@ -197,9 +210,9 @@ class LogReader:
 
     def boundary(self, start: int, max_rows: int, max_bytes: int) -> int:
         """The furthest end of a transaction within both limits; at least one transaction, or `start` at the end."""
-        end_offset = self.end().end_offset
+        view = self._layout.look()
         best, used_bytes = start, 0
-        for block in self.blocks(start, end_offset):
+        for block in self._blocks(view, start, view.end_offset):
             used_bytes += self._row_bytes(block)
             fits = block.header.end_offset - start <= max_rows and used_bytes <= max_bytes
             if fits and block.header.ends_transaction:
@@ -224,15 +237,18 @@ class LogReader:
 
     def position_after(self, lsn: int) -> int:
         """First offset of the first transaction with an end LSN above `lsn`; the end, when there is none."""
-        if lsn < removed(self.path).end_lsn:
+        if lsn < removed(self.storage).end_lsn:
             raise LogRangeError(
-                f"transactions after {format_lsn(lsn)} are no longer in the log in {self.path}: retention removed them",
+                f"transactions after {format_lsn(lsn)} are no longer in the log in {self.location}: "
+                "retention removed them",
                 remedy="start from a later position, or take a new snapshot of the tables",
             )
-        extents, end_offset = self.extents(), self.end().end_offset
+        view = self._layout.look()
+        extents, end_offset = view.extents, view.end_offset
         # Commits are in the order of their LSNs: the segments before the first with a later one need no look.
         begin = bisect.bisect_right(range(len(extents)), lsn, key=lambda number: self._last_end_lsn(extents, number))
-        for block in self.blocks(extents[begin].name.first_offset if begin < len(extents) else end_offset, end_offset):
+        first = extents[begin].first_offset if begin < len(extents) else end_offset
+        for block in self._blocks(view, first, end_offset):
             if block.header.last_end_lsn <= lsn:
                 continue
             transactions = self.directory(block).transactions
@@ -265,7 +281,7 @@ class LogReader:
         directory = self.directory(block)
         for entry in directory.tables:
             if entry.first_offset < end and entry.last_offset >= start:
-                yield Slice(str(block.path), block.position, entry, start, end)
+                yield Slice(block.segment, block.position, entry, start, end)
         if directory.large is not None:
             yield from self._large_slices(directory, directory.large, start, end)
 
@@ -273,11 +289,9 @@ class LogReader:
         row = directory.transactions.slice(0, 1).cast(_NUMERIC_TIME).to_pylist()[0]
         first_offset = row["first_offset"]
         for name, length_bytes in large.files:
-            path = folder_of(self.path) / name
-            if not path.exists():
-                self._raise_missing(first_offset, row["end_offset"], path)
-            for position, header in blocks_in(path, length_bytes):
-                for entry in self.directory(Block(path, position, header)).tables:
+            segment = f"{LARGE}/{name}"
+            for position, header in self._large_blocks(segment, length_bytes, first_offset, row["end_offset"]):
+                for entry in self.directory(Block(segment, position, header)).tables:
                     low, high = first_offset + entry.first_offset, first_offset + entry.last_offset
                     if low < end and high >= start:
                         gone = tuple(
@@ -285,36 +299,25 @@ class LogReader:
                         )
                         part = LargePart(first_offset, row["xid"], row["commit_lsn"], row["commit_timestamp"], gone)
                         shifted = replace(entry, first_offset=low, last_offset=high)
-                        yield Slice(str(path), position, shifted, start, end, part)
+                        yield Slice(segment, position, shifted, start, end, part)
+
+    def _large_blocks(self, segment: str, length_bytes: int, start: int, end: int) -> Iterator[tuple[int, BlockHeader]]:
+        try:
+            yield from blocks_of(self.storage, segment, length_bytes)
+        except FileNotFoundError:
+            self._raise_missing(start, end, segment)
 
     def extents(self) -> list[Extent]:
         """The segments that count, in order, each with the offset where it stops to count."""
-        return list(self._extents_at(*self._marker()))
+        return list(self._layout.look().extents)
 
-    def _extents_at(self, epoch: int, marker: Marker) -> list[Extent]:
-        """The same below the marker, which was read before: a segment that comes into being since does not count."""
-        as_of = (epoch, marker.segment_first_offset, marker.segment_epoch)
-        first = self._extents[0].name.first_offset if self._extents else 0
-        if as_of != self._extents_as_of or first < removed(self.path).end_offset:
-            names = list_segments(self.path / "segments")
-            self._check_end(epoch, marker, names)
-            self._extents, self._extents_as_of = valid_extents(names, marker.end_offset), as_of
-        elif self._extents and self._extents[-1].end_offset != marker.end_offset:
-            self._extents[-1] = Extent(self._extents[-1].name, marker.end_offset)
-        return self._extents
+    def stored(self, extent: Extent) -> Stored:
+        """Size and age of a segment."""
+        return self._layout.stored(extent)
 
-    def _marker(self) -> tuple[int, Marker]:
-        epoch, marker = read_marker(self.path / "control")
-        if not epoch:  # either there was no writer yet, or there were some and nothing tells how far they got
-            self._check_end(epoch, marker, list_segments(self.path / "segments"))
-        return epoch, marker
-
-    def _check_end(self, epoch: int, marker: Marker, names: list[SegmentName]) -> None:
-        """Looks closely where marker and segments do not fit: a writer has its marker before it has segments."""
-        written = SegmentName(marker.segment_first_offset, marker.segment_epoch)
-        ends_there = not written.epoch or written in names[-1:] or written in names
-        if max((name.epoch for name in names), default=0) > epoch or not ends_there:
-            check_end_is_there(self.path)
+    def superseded(self, now_s: float) -> list[Stored]:
+        """Segments of which no row is needed, as far as the last look at the segments saw."""
+        return self._layout.superseded(now_s)
 
     def ends_transaction(self, extent: Extent) -> bool:
         """Whether a transaction ends where the segment stops to count."""
@@ -326,8 +329,11 @@ class LogReader:
         try:
             index = self._index(extent)
         except LogCorruptError as error:
-            index, damage = self._indexes[extent.name], error
-        yield from self._segment_blocks(index, extent.name.first_offset, extent.end_offset)
+            index, damage = self._indexes[extent.file], error
+        except FileNotFoundError:
+            yield from self.blocks(extent.first_offset, extent.end_offset)
+            return
+        yield from _blocks_within(index, extent.first_offset, extent.end_offset)
         if damage is not None:
             raise damage
 
@@ -337,65 +343,83 @@ class LogReader:
 
     def blocks(self, start: int, end: int) -> Iterator[Block]:
         """Blocks with rows in [start, end), ascending."""
-        epoch, marker = self._marker()
-        if end > marker.end_offset:
-            raise LogRangeError(f"offset {end} is beyond the end of the log in {self.path} ({marker.end_offset})")
-        if start >= end:
-            return
-        extents = self._extents_at(epoch, marker)
-        first = extents[0].name.first_offset if extents else marker.end_offset
-        if start < first:
-            self._raise_missing(start, first)
-        begin = bisect.bisect_right(extents, start, key=lambda extent: extent.name.first_offset) - 1
-        for extent in extents[begin:]:
-            if extent.name.first_offset >= end:
-                return
-            yield from self._segment_blocks(self._index(extent), start, min(end, extent.end_offset))
+        return self._blocks(self._layout.look(), start, end)
 
-    def _raise_missing(self, start: int, end: int, path: Path | None = None) -> NoReturn:
+    def _blocks(self, view: View, start: int, end: int) -> Iterator[Block]:
+        if end > view.end_offset:
+            raise LogRangeError(f"offset {end} is beyond the end of the log in {self.location} ({view.end_offset})")
+        while start < end:
+            if start < view.first_offset:
+                self._raise_missing(start, view.first_offset)
+            begin = bisect.bisect_right(view.extents, start, key=lambda extent: extent.first_offset) - 1
+            for number in range(begin, len(view.extents)):
+                extent = view.extents[number]
+                if start >= end:
+                    return
+                try:
+                    index = self._index(extent)
+                except FileNotFoundError:
+                    # It is gone since it was listed: removed, or merged into another one.
+                    self._layout.forget()
+                    view = self._layout.look()
+                    if extent in view.extents:
+                        self._raise_missing(start, extent.end_offset, extent.file)
+                    break
+                yield from _blocks_within(index, start, min(end, extent.end_offset))
+                start = extent.end_offset
+
+    def _raise_missing(self, start: int, end: int, file: str = SEGMENTS) -> NoReturn:
         """Why there is nothing at these offsets, or no such file: retention took it, or it is lost."""
-        self._extents_as_of = None
-        taken = removed(self.path).end_offset
+        self._layout.forget()
+        taken = removed(self.storage).end_offset
         if start < taken:
             raise LogRangeError(
-                f"offsets {start} to {taken} are no longer in the log in {self.path}: retention removed them",
+                f"offsets {start} to {taken} are no longer in the log in {self.location}: retention removed them",
                 remedy="start from a later offset (startingOffsets), or take a new snapshot of the tables",
             )
         raise LogCorruptError(
-            f"{path or self.path / 'segments'}: offsets {start} to {end} are missing, and retention did not remove them"
+            f"{self.location}/{file}: offsets {start} to {end} are missing, and retention did not remove them"
         )
 
-    def _segment_blocks(self, index: BlockIndex, start: int, end: int) -> Iterator[Block]:
-        for number in range(index.from_offset(start), len(index.headers)):
-            header = index.headers[number]
-            if header.first_offset >= end:
-                return
-            yield Block(index.path, index.positions[number], header)
-
     def _index(self, extent: Extent) -> BlockIndex:
-        path = self.path / "segments" / str(extent.name)
-        index = self._indexes.setdefault(extent.name, BlockIndex(path))
-        self._indexes.move_to_end(extent.name)
+        """FileNotFoundError where it may be found in another segment."""
+        index = self._indexes.setdefault(extent.file, BlockIndex(extent.file))
+        self._indexes.move_to_end(extent.file)
         self._indexed_blocks -= len(index.headers)
         try:
-            index.extend(extent.end_offset)
+            index.extend(self.storage, extent.end_offset)
         except FileNotFoundError:
-            self._raise_missing(extent.name.first_offset, extent.end_offset, path)
+            if self._layout.merges:
+                raise
+            self._raise_missing(extent.first_offset, extent.end_offset, extent.file)
         finally:
             self._indexed_blocks += len(index.headers)
         while self._indexed_blocks > _KEPT_BLOCKS and len(self._indexes) > 1:
             self._indexed_blocks -= len(self._indexes.popitem(last=False)[1].headers)
         return index
 
+    def where(self, block: Block) -> str:
+        """For people."""
+        return self._where(block.segment, block.position)
+
+    def _where(self, segment: str, position: int) -> str:
+        return f"{self.location}/{segment} at byte {position}"
+
     def directory(self, block: Block) -> Directory:
         """What is in a block, without its rows."""
-        key = (block.path, block.position)
+        try:
+            return self._directory(block)
+        except FileNotFoundError:
+            header = block.header
+            # The blocks of a large transaction do not know its offsets, the name of its file does.
+            base = first_offset_of(block.segment) if block.segment.startswith(LARGE) else 0
+            return self.directory(self._moved(block.segment, base + header.first_offset, base + header.end_offset))
+
+    def _directory(self, block: Block) -> Directory:
+        key = (block.segment, block.position)
         directory = self._directories.get(key)
         if directory is None:
-            try:
-                directory = read_directory(block.path, block.position, block.header)
-            except FileNotFoundError:
-                self._raise_missing(block.header.first_offset, block.header.end_offset, block.path)
+            directory = read_directory(self.storage, block.segment, block.position, block.header)
             self._directories[key] = directory
             if len(self._directories) > _KEPT_DIRECTORIES:
                 self._directories.popitem(last=False)
@@ -405,6 +429,14 @@ class LogReader:
 _NUMERIC_TIME = pa.schema(
     [pa.field(f.name, pa.int64() if f.type == TIMESTAMP else f.type, f.nullable) for f in TRANSACTIONS]
 )
+
+
+def _blocks_within(index: BlockIndex, start: int, end: int) -> Iterator[Block]:
+    for number in range(index.from_offset(start), len(index.headers)):
+        header = index.headers[number]
+        if header.first_offset >= end:
+            return
+        yield Block(index.name, index.positions[number], header)
 
 
 def _without_gone(rows: pa.RecordBatch, gone: tuple[tuple[int, int], ...]) -> pa.RecordBatch:

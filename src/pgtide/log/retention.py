@@ -18,17 +18,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pgtide.errors import LogError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import Removed, record_removed, removed
-from pgtide.log.files import FILE_MODE, fsync_path
-from pgtide.log.large import first_offset_of, folder_of
+from pgtide.log.control import Removed, record_removed
+from pgtide.log.files import FILE_MODE
+from pgtide.log.folder import Folder
+from pgtide.log.large import FOLDER as LARGE
+from pgtide.log.large import first_offset_of
 from pgtide.log.reader import LogReader
-from pgtide.log.segment import Extent, list_segments
+from pgtide.log.storage import Location, Storage, Stored, storage_at
 
+_READERS = "readers"
 _LOCK = "retention.lock"
 
 _RECORDED = declare("log.retention.recorded", "what retention takes is recorded, no segment is removed yet")
@@ -44,37 +46,61 @@ class Reader:
 class Removal:
     """What would go."""
 
-    segments: tuple[Path, ...]  # in the order of the log; superseded ones last
-    large: tuple[Path, ...]
+    segments: tuple[str, ...]  # names relative to the log, in its order; superseded ones last
+    large: tuple[str, ...]
     end_offset: int  # changes below this offset go
     nbytes: int
     losers: tuple[Reader, ...]  # readers that have not read what goes
 
 
-def readers(log_path: Path) -> list[Reader]:
+def readers(location: Location) -> list[Reader]:
     """The registered readers and what they still need."""
     found = []
-    for file in sorted((log_path / "readers").glob("*.json")):
+    for name in reader_names(location):
+        report = reader_report(location, name)
+        if report is None:
+            continue  # it has just gone
         try:
-            content: dict[str, Any] = json.loads(file.read_bytes())
-            found.append(Reader(file.stem, int(content["offset"])))
+            found.append(Reader(name, int(json.loads(report)["offset"])))
         except (ValueError, KeyError, TypeError) as error:
-            raise LogError(f"{file}: not the position of a reader: {error}", remedy="mend or remove the file") from None
+            raise LogError(
+                f"{storage_at(location).location}/{_READERS}/{name}.json: not the position of a reader: {error}",
+                remedy="mend or remove the file",
+            ) from None
     return found
 
 
-def plan_removal(log_path: Path, *, retention_s: float, max_bytes: int, now_s: float | None = None) -> Removal:
+def reader_names(location: Location) -> list[str]:
+    names = [entry.name.removeprefix(f"{_READERS}/") for entry in storage_at(location).entries(_READERS)]
+    return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
+
+def reader_report(location: Location, name: str) -> bytes | None:
+    """What a reader of the log says of itself; readers replace their files whole."""
+    found = storage_at(location).versioned(f"{_READERS}/{name}.json")
+    return None if found is None else found[0]
+
+
+def report_reader(location: Location, name: str, content: dict[str, Any]) -> None:
+    """Registers a reader, or says how far it has got: its `offset` is the start of what it still needs."""
+    storage_at(location).write(f"{_READERS}/{name}.json", json.dumps(content, indent=1).encode())
+
+
+def plan_removal(location: Location, *, retention_s: float, max_bytes: int, now_s: float | None = None) -> Removal:
     """What the rules let go now.  The segment that is being written always stays."""
     now_s = time.time() if now_s is None else now_s
-    log = LogReader(log_path)
+    storage = storage_at(location)
+    log = LogReader(storage)
     extents = log.extents()
-    known = readers(log_path)
+    known = readers(storage)
     needed = min((reader.offset for reader in known), default=log.end().end_offset)
-    folder = log_path / "segments"
-    large_files = _large_files(log_path)
-    facts = [(folder / str(extent.name)).stat() for extent in extents]
-    sizes = [fact.st_size + _large_bytes(large_files, extent) for fact, extent in zip(facts, extents, strict=True)]
-    written_s = _written_s([fact.st_mtime for fact in facts], now_s)
+    stored = [log.stored(extent) for extent in extents]
+    all_large = storage.entries(LARGE)
+    sizes = [
+        segment.nbytes + _bytes_within(all_large, extent.first_offset, extent.end_offset)
+        for segment, extent in zip(stored, extents, strict=True)
+    ]
+    written_s = _written_s([segment.modified_s for segment in stored], now_s)
     total, gone = sum(sizes), 0
     for extent, size, written in zip(extents[:-1], sizes, written_s, strict=False):
         passed = extent.end_offset <= needed and now_s - written >= retention_s
@@ -84,44 +110,44 @@ def plan_removal(log_path: Path, *, retention_s: float, max_bytes: int, now_s: f
         gone += 1
     while gone and not log.ends_transaction(extents[gone - 1]):
         gone -= 1  # what is left must not begin inside a transaction
-    going = extents[:gone]
-    end_offset = going[-1].end_offset if going else (extents[0].name.first_offset if extents else 0)
-    void = _superseded(log_path, extents)
-    large = tuple(file for file in large_files if first_offset_of(file) < end_offset)
+    end_offset = extents[gone - 1].end_offset if gone else (extents[0].first_offset if extents else 0)
+    going = [segment.name for segment in stored[:gone]]
+    void = [segment for segment in log.superseded(now_s) if segment.name not in going]
+    large = tuple(entry.name for entry in all_large if first_offset_of(entry.name) < end_offset)
     return Removal(
-        segments=(*(folder / str(extent.name) for extent in going), *void),
+        segments=(*going, *(segment.name for segment in void)),
         large=large,
         end_offset=end_offset,
-        nbytes=sum(sizes[:gone]) + sum(file.stat().st_size for file in void),
-        losers=tuple(reader for reader in known if reader.offset < end_offset) if going else (),
+        nbytes=sum(sizes[:gone]) + sum(segment.nbytes for segment in void),
+        losers=tuple(reader for reader in known if reader.offset < end_offset) if gone else (),
     )
 
 
-def remove(log_path: Path, removal: Removal) -> None:
-    """Records what goes, then removes the files; can be repeated, and done by several at once."""
+def remove(location: Location, removal: Removal) -> None:
+    """Records what goes, then removes the files, the oldest first; can be repeated, and done by several at once."""
     if not removal.segments:
         return
-    with _alone(log_path):
-        log = LogReader(log_path)
+    storage = storage_at(location)
+    with _alone(storage):
+        log = LogReader(storage)
         first = log.first_offset()
         end_offset = max(first, removal.end_offset)
-        before = removed(log_path)
-        last_offsets = dict(before.last_offsets)
-        for relation_oid, (_, last) in log.touched(first, end_offset).items():
-            last_offsets[relation_oid] = max(last_offsets.get(relation_oid, -1), last)
+        last_offsets = {relation_oid: last for relation_oid, (_, last) in log.touched(first, end_offset).items()}
         went = log.transactions(first, end_offset)["end_lsn"].to_pylist()
-        end_lsn = max([before.end_lsn, *went[-1:]])
-        record_removed(log_path, Removed(max(removal.end_offset, before.end_offset), last_offsets, end_lsn))
+        record_removed(storage, Removed(removal.end_offset, last_offsets, max(went[-1:], default=0)))
         reach(_RECORDED)
-        for file in (*removal.segments, *removal.large):
-            file.unlink(missing_ok=True)
-        fsync_path(log_path / "segments")
+        for name in (*removal.segments, *removal.large):
+            storage.delete(name)
 
 
 @contextmanager
-def _alone(log_path: Path) -> Iterator[None]:
-    """The capture and people prune: the record of what went is read and written again by one of them at a time."""
-    descriptor = os.open(log_path / "control" / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+def _alone(storage: Storage) -> Iterator[None]:
+    """The capture and people prune: in a folder one of them at a time.  On an object store nobody can be kept out;
+    there the record only grows, and what is removed was recorded."""
+    if not isinstance(storage, Folder):
+        yield
+        return
+    descriptor = os.open(storage.path / "control" / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -144,20 +170,7 @@ def _written_s(modified_s: Sequence[float], now_s: float) -> list[float]:
     return written_s[::-1]
 
 
-def _superseded(log_path: Path, extents: list[Extent]) -> tuple[Path, ...]:
-    """Segments of which no row counts any more, because a later writer began at or before their first offset."""
-    counting = {extent.name for extent in extents}
-    newest = max((name.epoch for name in counting), default=0)
-    names = list_segments(log_path / "segments")
-    return tuple(log_path / "segments" / str(name) for name in names if name not in counting and name.epoch < newest)
-
-
-def _large_bytes(large_files: Sequence[Path], extent: Extent) -> int:
-    first = bisect.bisect_left(large_files, extent.name.first_offset, key=first_offset_of)
-    end = bisect.bisect_left(large_files, extent.end_offset, key=first_offset_of)
-    return sum(file.stat().st_size for file in large_files[first:end])
-
-
-def _large_files(log_path: Path) -> list[Path]:
-    folder = folder_of(log_path)
-    return sorted(folder.glob("*.seg")) if folder.exists() else []
+def _bytes_within(large: Sequence[Stored], first_offset: int, end_offset: int) -> int:
+    first = bisect.bisect_left(large, first_offset, key=lambda entry: first_offset_of(entry.name))
+    end = bisect.bisect_left(large, end_offset, key=lambda entry: first_offset_of(entry.name))
+    return sum(entry.nbytes for entry in large[first:end])

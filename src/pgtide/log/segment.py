@@ -18,14 +18,18 @@ from pathlib import Path
 import xxhash
 
 from pgtide.errors import LogCorruptError
-from pgtide.log.block import HEADER_BYTES, BlockHeader, Directory, TableEntry, parse_directory, parse_header
+from pgtide.log.block import HEADER_BYTES, BlockHeader, Directory, parse_directory, parse_header
+from pgtide.log.objects.names import ObjectName, parse_name
+from pgtide.log.storage import OpenedFile, Storage
 
+FOLDER = "segments"
 MAGIC = b"PGTIDES1"
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 _NAME = re.compile(r"(\d{20})-(\d{10})\.seg")
-_UNDERSTOOD_FLAGS: frozenset[str] = frozenset()
-_WALK_BYTES = 64 << 10
+INDEXED = "index"  # flag: the headers of all blocks follow the segment's header, before the first block
+_UNDERSTOOD_FLAGS = frozenset({INDEXED})
+_WALK_BYTES = 64 << 10  # more than any header has
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +54,8 @@ class SegmentHeader:
     mask_version: int = 0
     must_understand: tuple[str, ...] = ()
     version: int = 1
+    writer: str = ""  # on an object store: who made this object
+    index_bytes: int = 0
 
     def encode(self) -> bytes:
         described = json.dumps({name: getattr(self, name) for name in self.__slots__}, separators=(",", ":")).encode()
@@ -73,9 +79,8 @@ def parse_segment_header(data: bytes, where: str) -> tuple[SegmentHeader, int]:
             f"{where}: the segment needs {sorted(unknown)}, which this version does not understand",
             remedy="read this log with the pgtide version that wrote it, or a newer one",
         )
-    known = {name: fields[name] for name in SegmentHeader.__slots__} | {
-        "must_understand": tuple(fields["must_understand"])
-    }
+    known = {name: fields[name] for name in SegmentHeader.__slots__ if name in fields}
+    known["must_understand"] = tuple(fields["must_understand"])
     return SegmentHeader(**known), fixed + length + _CHECKSUM.size
 
 
@@ -83,8 +88,29 @@ def parse_segment_header(data: bytes, where: str) -> tuple[SegmentHeader, int]:
 class Extent:
     """A segment and where its rows stop to count (exclusive), because a later segment has taken over."""
 
-    name: SegmentName
+    name: SegmentName | ObjectName
     end_offset: int
+    begins: int | None = None  # where its rows begin to count, if not with the first
+
+    @property
+    def first_offset(self) -> int:
+        return self.name.first_offset if self.begins is None else self.begins
+
+    @property
+    def file(self) -> str:
+        return f"{FOLDER}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The log as one look at marker and segments shows it."""
+
+    end_offset: int
+    extents: list[Extent]
+
+    @property
+    def first_offset(self) -> int:
+        return self.extents[0].first_offset if self.extents else self.end_offset
 
 
 def list_segments(folder: Path) -> list[SegmentName]:
@@ -107,31 +133,30 @@ def valid_extents(names: list[SegmentName], end_offset: int) -> list[Extent]:
             extents.append(Extent(name, limit))
             limit = name.first_offset
         void_from = min(void_from, name.first_offset)
-    return sorted(extents, key=lambda extent: extent.name.first_offset)
+    return sorted(extents, key=lambda extent: extent.first_offset)
 
 
 @dataclass(slots=True)
 class BlockIndex:
     """The blocks of one segment that have been walked so far: their positions and headers, no contents."""
 
-    path: Path
+    name: str
     positions: list[int] = field(default_factory=list)
     headers: list[BlockHeader] = field(default_factory=list)
     end_offsets: list[int] = field(default_factory=list)
     next_position: int = 0
     next_offset: int = 0
 
-    def extend(self, end_offset: int) -> None:
+    def extend(self, storage: Storage, end_offset: int) -> None:
         """Walks on until the rows below `end_offset` are covered; anything unreadable before that is corruption."""
         if self.next_position and self.next_offset >= end_offset:
             return
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            walk = _Walk(descriptor)
+        with storage.open(self.name) as file:
+            walk = _Walk(file)
             if not self.next_position:
-                self._begin(walk.bytes_at(0, _WALK_BYTES))
+                self._begin(walk, f"{storage.location}/{self.name}")
             while self.next_offset < end_offset:
-                where = f"{self.path} at byte {self.next_position}"
+                where = f"{storage.location}/{self.name} at byte {self.next_position}"
                 data = walk.bytes_at(self.next_position, HEADER_BYTES)
                 if not data:
                     raise LogCorruptError(
@@ -139,15 +164,17 @@ class BlockIndex:
                         f"{end_offset}: it was cut off, or the segment after it is missing"
                     )
                 self._add(parse_header(data, where), where)
-        finally:
-            os.close(descriptor)
 
-    def _begin(self, head: bytes) -> None:
-        header, self.next_position = parse_segment_header(head, f"{self.path} at byte 0")
-        self.next_offset = header.first_offset
-        name = str(SegmentName(header.first_offset, header.epoch))
-        if name != self.path.name:
-            raise LogCorruptError(f"{self.path} at byte 0: this is segment {name} under another name")
+    def _begin(self, walk: _Walk, where: str) -> None:
+        header, length = parse_segment_header(walk.bytes_at(0, _WALK_BYTES), f"{where} at byte 0")
+        if not _is_named(header, self.name):
+            found = SegmentName(header.first_offset, header.epoch)
+            raise LogCorruptError(f"{where} at byte 0: this is segment {found} under another name")
+        index = walk.bytes_at(length, header.index_bytes) if header.index_bytes else b""
+        self.next_position, self.next_offset = length + header.index_bytes, header.first_offset
+        for position in range(0, len(index), HEADER_BYTES):
+            at = f"{where} at byte {length + position}, its index"
+            self._add(parse_header(index[position : position + HEADER_BYTES], at), at)
 
     def _add(self, header: BlockHeader, where: str) -> None:
         if header.first_offset != self.next_offset:
@@ -168,31 +195,28 @@ class BlockIndex:
 class _Walk:
     """Reads headers one after the other: many with one read where blocks are small, nothing between where not."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, file: OpenedFile) -> None:
+        self._file = file
         self._start, self._data = 0, b""
 
     def bytes_at(self, position: int, length: int) -> bytes:
         begin = position - self._start
         if not 0 <= begin <= len(self._data) - length:
             near = begin < _WALK_BYTES
-            self._start, self._data = position, os.pread(self._descriptor, _WALK_BYTES if near else length, position)
+            self._file.seek(position)
+            self._start, self._data = position, self._file.read(max(length, _WALK_BYTES) if near else length)
             begin = 0
         return self._data[begin : begin + length]
 
 
-def read_directory(path: Path, position: int, header: BlockHeader) -> Directory:
-    data = read_range(path, position + HEADER_BYTES, header.directory_bytes)
-    return parse_directory(data, header, f"{path} at byte {position}")
+def _is_named(header: SegmentHeader, name: str) -> bool:
+    """Whether a segment that says this of itself has this name."""
+    as_object = parse_name(name)
+    if as_object is not None:
+        return as_object.first_offset == header.first_offset
+    return name.rpartition("/")[2] == str(SegmentName(header.first_offset, header.epoch))
 
 
-def read_entry(path: Path, position: int, entry: TableEntry) -> bytes:
-    return read_range(path, position + entry.position, entry.length_bytes)
-
-
-def read_range(path: Path, position: int, length: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(descriptor, length, position)
-    finally:
-        os.close(descriptor)
+def read_directory(storage: Storage, name: str, position: int, header: BlockHeader) -> Directory:
+    data = storage.read_range(name, position + HEADER_BYTES, header.directory_bytes)
+    return parse_directory(data, header, f"{storage.location}/{name} at byte {position}")

@@ -70,6 +70,10 @@ class LogWriter:
         self._begin_epoch()
 
     @property
+    def location(self) -> str:
+        return str(self.path)
+
+    @property
     def durable_lsn(self) -> int:
         """Every transaction with end LSN up to here is in the log, durably."""
         return max(self._marker.marker.durable_lsn, self.identity.start_lsn)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -64,12 +63,12 @@ class MirrorTable:
 class Applier:
     """Used by several threads at once, each with a table of its own."""
 
-    def __init__(self, spark: SparkSession, sink: Sink, log_path: Path) -> None:
+    def __init__(self, spark: SparkSession, sink: Sink, log_location: str) -> None:
         self._spark = spark
         self._sink = sink
-        self._path = log_path
+        self._log_location = log_location
         self._threads = threading.local()
-        self.log_id = LogReader(log_path).identity.log_id
+        self.log_id = LogReader(log_location).identity.log_id
 
     def apply(self, table: MirrorTable, to: int) -> None:
         """Brings the table to `to`; does nothing if it is there."""
@@ -105,7 +104,7 @@ class Applier:
     def reader(self) -> LogReader:
         """One per thread: a reader remembers what it walked, and is not made for two threads."""
         if not hasattr(self._threads, "reader"):
-            self._threads.reader = LogReader(self._path)
+            self._threads.reader = LogReader(self._log_location)
         reader: LogReader = self._threads.reader
         return reader
 
@@ -168,7 +167,7 @@ class Applier:
         return Batch(frame, changes, truncated_at is not None, counted=True)
 
     def _fold_wide(self, shape: TableShape, layout: Layout, slices: list[Slice]) -> Batch:
-        wide = WideFold(self._spark, self._path, shape, layout.columns, slices)
+        wide = WideFold(self._spark, self._log_location, shape, layout.columns, slices)
         survey = wide.survey()
         if not shape.key_columns and survey.goes:
             return Batch(wide.counted(survey), survey.changes, survey.truncated_at is not None, counted=True)

@@ -109,7 +109,7 @@ def _newest(spark: SparkSession, config: Config, point: str | int | datetime, li
     if not head:
         return []
     rows = spark.sql(f"SELECT * FROM {target} VERSION AS OF {head[0]['snapshot_id']}").where(
-        col("log_id") == read_identity(config.log_path).log_id
+        col("log_id") == read_identity(config.log_location).log_id
     )
     chosen = rows.where(_not_after(point)).groupBy("offset", "lsn").agg(expr("any_value(commit_timestamp) AS time"))
     places = _collect(chosen.orderBy(desc("offset"), desc("lsn")).limit(limit))

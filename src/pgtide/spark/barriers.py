@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pgtide.errors import LogRangeError
 from pgtide.log.control import Barrier, BarrierState, barriers, put_barrier, remove_barrier
 from pgtide.log.reader import LogReader
+from pgtide.log.storage import Location
 
 _FINAL = (BarrierState.PUBLISHED, BarrierState.PASSED)
 
@@ -22,8 +22,8 @@ _FINAL = (BarrierState.PUBLISHED, BarrierState.PASSED)
 class Barriers:
     """`look` and `answer` may be called by any thread, `placed` by the one that has the reader."""
 
-    def __init__(self, log_path: Path) -> None:
-        self._path = log_path
+    def __init__(self, location: Location) -> None:
+        self._location = location
         self._changing = threading.Lock()
         self._open: dict[str, Barrier] = {}
         self._answered: set[str] = set()
@@ -32,9 +32,9 @@ class Barriers:
         """Takes note of new barriers, and says that they are seen."""
         with self._changing:
             present: dict[str, Barrier] = {}
-            for barrier in barriers(self._path):
+            for barrier in barriers(self._location):
                 if barrier.expires_at < datetime.now(UTC):
-                    remove_barrier(self._path, barrier.id)
+                    remove_barrier(self._location, barrier.id)
                 else:
                     present[barrier.id] = barrier
             self._answered &= present.keys()
@@ -42,7 +42,7 @@ class Barriers:
             for barrier in present.values():
                 if barrier.state in _FINAL or barrier.id in self._answered or barrier.id in self._open:
                     continue
-                put_barrier(self._path, replace(barrier, state=BarrierState.SEEN))
+                put_barrier(self._location, replace(barrier, state=BarrierState.SEEN))
                 if barrier.lsn is None:
                     self._answered.add(barrier.id)
                 else:
@@ -60,7 +60,7 @@ class Barriers:
 
     def answer(self, barrier: Barrier, state: BarrierState) -> None:
         with self._changing:
-            put_barrier(self._path, replace(barrier, state=state))
+            put_barrier(self._location, replace(barrier, state=state))
             self._open.pop(barrier.id, None)
             self._answered.add(barrier.id)
 

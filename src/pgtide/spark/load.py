@@ -61,7 +61,7 @@ class Loader:
         self._config = config
         self._applier = applier
         self._sink = sink
-        self._path = config.log_path
+        self._log_location = config.log_location
         self._one_load = threading.Lock()  # one snapshot is offered at a time
         self._unloaded: set[str] = set()  # tables that failed, and will come again: the snapshot is kept for them
 
@@ -87,19 +87,19 @@ class Loader:
             # Also when there was nothing left to load: a run that was killed before this line left its snapshot kept.
             if not self._unloaded:
                 reach(LOADED)
-                withdraw_snapshot(self._path)
+                withdraw_snapshot(self._log_location)
 
     def _pair(self, tables: list[MirrorTable], refused: SnapshotOffer | None, stop: threading.Event) -> _Pair | None:
         """The offered snapshot, or a new one; waits for the capture to make it, and until the log has reached it."""
         names = tuple(table.name for table in tables)
         while not stop.is_set():
-            offer = offered_snapshot(self._path)
+            offer = offered_snapshot(self._log_location)
             if offer is not None and offer != refused and set(names) <= set(offer.tables):
                 # Only then is it known which transactions of the log are in the snapshot.
                 if self._applier.reader().end().durable_lsn >= offer.lsn:
                     return _Pair(offer)
-            elif requested_snapshot(self._path) is None:
-                request_snapshot(self._path, names)
+            elif requested_snapshot(self._log_location) is None:
+                request_snapshot(self._log_location, names)
             stop.wait(_POLL_S)
         return None
 

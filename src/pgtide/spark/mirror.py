@@ -65,14 +65,14 @@ class Mirror:
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark = spark
         self._config = config
-        self._path = config.log_path
+        self._log_location = config.log_location
         self._sink = IcebergSink(spark)
-        self._applier = Applier(spark, self._sink, self._path)
-        self._reader = LogReader(self._path)
+        self._applier = Applier(spark, self._sink, self._log_location)
+        self._reader = LogReader(self._log_location)
         self._points = Points(spark, self._sink, points_target(config), self._applier.log_id)
-        self._barriers = Barriers(self._path)
-        self._upkeep = Upkeep(self._sink, self._points, self._path, config.mirror)
-        self._progress = Progress(self._path, self._applier.log_id)
+        self._barriers = Barriers(self._log_location)
+        self._upkeep = Upkeep(self._sink, self._points, self._log_location, config.mirror)
+        self._progress = Progress(self._log_location, self._applier.log_id)
         self._loader = Loader(spark, config, self._applier, self._sink)
         self._tables: dict[int, MirrorTable] = {}
         self._done = 0  # the end of the last batch
@@ -84,7 +84,7 @@ class Mirror:
         self._pool = ThreadPoolExecutor(_TABLES_AT_ONCE, thread_name_prefix="pgtide-mirror")
 
     def run(self, stop: threading.Event, until_offset: int | None = None) -> None:
-        with only_mirror(self._path):
+        with only_mirror(self._config.presence_path):
             self._run(stop, until_offset)
 
     def _run(self, stop: threading.Event, until_offset: int | None) -> None:
@@ -155,7 +155,7 @@ class Mirror:
 
     def _start_query(self, checkpoint: Path) -> StreamingQuery:
         self._spark.dataSource.register(MirrorPlanSource)
-        options = {"path": str(self._path), "start": str(self._done)}
+        options = {"path": self._log_location, "start": str(self._done)}
         plan = self._spark.readStream.format(PLAN_SOURCE).options(**options).load()
         writer = plan.writeStream.queryName(f"pgtide mirror {uuid.uuid4().hex}").foreachBatch(self._on_batch)
         writer = writer.trigger(processingTime=f"{self._config.mirror.trigger_seconds} seconds")

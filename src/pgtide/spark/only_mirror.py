@@ -26,11 +26,11 @@ _held: dict[Path, tuple[int, int]] = {}  # per file: its descriptor, and how man
 
 
 @contextmanager
-def only_mirror(log_path: Path) -> Iterator[None]:
+def only_mirror(folder: Path) -> Iterator[None]:
     """Raises AlreadyRunningError when another process mirrors this log; may be nested."""
-    file = (log_path / "control" / "mirror.lock").resolve()
+    file = (folder / "control" / "mirror.lock").resolve()
     with _registry:
-        descriptor, users = _held.get(file) or (_lock(file, log_path), 0)
+        descriptor, users = _held.get(file) or (_lock(file, folder), 0)
         _held[file] = descriptor, users + 1
     try:
         yield
@@ -43,7 +43,7 @@ def only_mirror(log_path: Path) -> Iterator[None]:
                 os.close(descriptor)
 
 
-def _lock(file: Path, log_path: Path) -> int:
+def _lock(file: Path, folder: Path) -> int:
     make_directory(file.parent)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -59,7 +59,7 @@ def _lock(file: Path, log_path: Path) -> int:
         holder_told = _told(os.pread(descriptor, 4096, 0))
         os.close(descriptor)
         raise AlreadyRunningError(
-            f"another process mirrors the log in {log_path}: {holder_told}",
+            f"another process mirrors the log in {folder}: {holder_told}",
             remedy="A log has one mirror. Let that one go on, or end it (kill PID) before you start this one.",
         ) from None
     except BaseException:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from pgtide.failpoints import declare, reach
-from pgtide.log.files import make_directory, replace_durably
+from pgtide.log.retention import report_reader
 from pgtide.lsn import format_lsn
 from pgtide.spark.apply import MirrorTable
 from pgtide.spark.points import Points
@@ -21,10 +19,9 @@ REPORTED = declare("mirror.reported", "the mirror has written down how far it go
 
 
 class Progress:
-    def __init__(self, log_path: Path, log_id: str) -> None:
-        self._file = log_path / "readers" / f"{NAME}.json"
+    def __init__(self, log_location: str, log_id: str) -> None:
+        self._log_location = log_location
         self._log_id = log_id
-        make_directory(self._file.parent)
 
     def write(self, tables: Iterable[MirrorTable], done: int, points: Points, upkeep: Upkeep) -> None:
         """`offset` is the start of what the mirror still needs: a parked table holds it back."""
@@ -44,7 +41,7 @@ class Progress:
             "upkeep": upkeep.report(),
             "updated_at": datetime.now(UTC).isoformat(),
         }  # fmt: skip
-        replace_durably(self._file, json.dumps(content, indent=1).encode())
+        report_reader(self._log_location, NAME, content)
         reach(REPORTED)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 from pgtide.errors import ConfigurationError
-from pgtide.log.files import make_directory, replace_durably
 from pgtide.log.reader import LogReader
+from pgtide.log.retention import report_reader
 
 
 def register_reader(log: LogReader, name: str, offset: int) -> None:
     """Everything from `offset` on is still needed."""
-    file = log.path / "readers" / f"{name}.json"
     content = {
         "name": name,
         "log_id": log.identity.log_id,
@@ -20,10 +18,10 @@ def register_reader(log: LogReader, name: str, offset: int) -> None:
         "updated_at": datetime.now(UTC).isoformat(),
     }
     try:
-        make_directory(file.parent)
-        replace_durably(file, json.dumps(content, indent=1).encode())
+        report_reader(log.storage, name, content)
     except OSError as error:
         raise ConfigurationError(
-            f"pgtide: readerName is {name}, and {file} cannot be written: {error.strerror or error}.",
+            f"pgtide: readerName is {name}, and {log.location}/readers/{name}.json cannot be written: "
+            f"{error.strerror or error}.",
             remedy="Let the driver write to that folder, or leave readerName out: retention then does not wait for it.",
         ) from error

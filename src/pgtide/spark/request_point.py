@@ -46,7 +46,7 @@ def check_running(config: Config, limits: Limits, stop: threading.Event) -> None
         )
     if not mirror_runs(config, limits.mirror_s, stop):
         raise NotRunningError(
-            f"no mirror runs on the log in {config.log_path}: none has answered within {limits.mirror_s:g} s",
+            f"no mirror runs on the log in {config.log_location}: none has answered within {limits.mirror_s:g} s",
             remedy=_START_IT,
         )
 
@@ -75,14 +75,14 @@ def mirror_runs(config: Config, limit_s: float, stop: threading.Event) -> bool:
             _pause(stop)
         return False
     finally:
-        remove_barrier(config.log_path, asked.id)
+        remove_barrier(config.log_location, asked.id)
 
 
 def publish_at(config: Config, lsn: int, limits: Limits, stop: threading.Event, tell: Tell) -> bool:
     """Waits until a point at exactly this LSN is published; false if the mirror was already beyond it."""
     asked = _ask(config, lsn, limits.point_s)
     began = time.monotonic()
-    reader = LogReader(config.log_path)
+    reader = LogReader(config.log_location)
     told = ""
     try:
         while True:
@@ -92,7 +92,8 @@ def publish_at(config: Config, lsn: int, limits: Limits, stop: threading.Event, 
             waited_s = time.monotonic() - began
             if state is BarrierState.ASKED and waited_s > limits.mirror_s:
                 raise NotRunningError(
-                    f"no mirror runs on the log in {config.log_path}: none has answered within {limits.mirror_s:g} s",
+                    f"no mirror runs on the log in {config.log_location}: "
+                    f"none has answered within {limits.mirror_s:g} s",
                     remedy=_START_IT,
                 )
             waiting_for = _waiting_for(config, reader, lsn)
@@ -106,26 +107,26 @@ def publish_at(config: Config, lsn: int, limits: Limits, stop: threading.Event, 
                 told = waiting_for
             _pause(stop)
     finally:
-        remove_barrier(config.log_path, asked.id)
+        remove_barrier(config.log_location, asked.id)
 
 
 def _waiting_for(config: Config, reader: LogReader, lsn: int) -> str:
     end = reader.end()
     if end.durable_lsn < lsn:
         return f"waiting for the capture: the log is at {format_lsn(end.durable_lsn)}, not yet at {format_lsn(lsn)}"
-    mirrored = next((found.offset for found in readers(config.log_path) if found.name == MIRROR), None)
+    mirrored = next((found.offset for found in readers(config.log_location) if found.name == MIRROR), None)
     return f"waiting for the mirror: it is at offset {mirrored}, the point is at {reader.position_after(lsn)}"
 
 
 def _ask(config: Config, lsn: int | None, limit_s: float) -> Barrier:
     expires_at = datetime.now(UTC) + timedelta(seconds=limit_s + _EXPIRY_MARGIN_S)
     asked = Barrier(secrets.token_hex(8), lsn, expires_at)
-    put_barrier(config.log_path, asked)
+    put_barrier(config.log_location, asked)
     return asked
 
 
 def _state(config: Config, asked: Barrier) -> BarrierState:
-    found = barrier(config.log_path, asked.id)
+    found = barrier(config.log_location, asked.id)
     return found.state if found is not None else BarrierState.PASSED  # a mirror whose clock is ahead removed it
 
 

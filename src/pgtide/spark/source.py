@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pgtide.config import is_url
 from pgtide.errors import ConfigurationError, LogRangeError
 from pgtide.log.reader import LogReader, Slice
 from pgtide.spark.debezium_view import DebeziumView
@@ -29,7 +30,7 @@ from pgtide.spark.registration import register_reader
 from pgtide.spark.views import AllTablesView, TypedView, View
 
 _PARTITION_BYTES = 32 << 20
-_LATEST_FOR_S = 0.05
+_LATEST_FOR_S, _LATEST_ON_STORE_FOR_S = 0.05, 0.5
 _log = logging.getLogger("pgtide")
 
 
@@ -134,7 +135,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         if self._reached is None:
             self.initialOffset()
         since, latest = self._latest
-        if time.monotonic() - since > _LATEST_FOR_S:
+        if time.monotonic() - since > (_LATEST_ON_STORE_FOR_S if is_url(self._options.path) else _LATEST_FOR_S):
             latest = self._reader().end().end_offset
             self._latest = (time.monotonic(), latest)
         assert self._reached is not None

@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pgtide.config.model import Mirror
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import last_upkeep, record_upkeep
+from pgtide.log.storage import Location
 from pgtide.sinks import Sink
 from pgtide.spark.apply import MirrorTable
 from pgtide.spark.kept_points import all_kept_since
@@ -43,17 +43,17 @@ _log = logging.getLogger("pgtide")
 
 
 class Upkeep:
-    def __init__(self, sink: Sink, points: Points, log_path: Path, settings: Mirror) -> None:
+    def __init__(self, sink: Sink, points: Points, log_location: Location, settings: Mirror) -> None:
         self._sink = sink
         self._points = points
-        self._log_path = log_path
+        self._log_location = log_location
         self._every = timedelta(minutes=settings.compact_minutes)
         self._keep_s = settings.keep_points_hours * 3600
         self._pieces: deque[tuple[str, Piece, int]] = deque()
         self._needed: dict[str, set[int]] | None = None  # versions that kept points name, by table
         self._expire_before = datetime.min.replace(tzinfo=UTC)
         self._compacted: dict[str, int | None] = {}  # the version that the last compaction left
-        self._finished_at = last_upkeep(log_path)
+        self._finished_at = last_upkeep(log_location)
         self._errors: dict[str, str] = {}
 
     def is_due(self) -> bool:
@@ -91,7 +91,7 @@ class Upkeep:
 
     def _note_round(self) -> None:
         self._finished_at = datetime.now(UTC)
-        record_upkeep(self._log_path, self._finished_at)
+        record_upkeep(self._log_location, self._finished_at)
 
     def _begin_round(self, tables: list[MirrorTable]) -> None:
         self._errors.clear()

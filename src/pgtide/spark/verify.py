@@ -59,7 +59,7 @@ class Verified:
 
 def known_tables(config: Config, asked: Sequence[str]) -> dict[str, TableShape]:
     """The tables to compare, by qualified name: those that are asked for, or all that are configured."""
-    shapes = {name: shape for name, shape in LogReader(config.log_path).shapes().items() if shape.relation_oid}
+    shapes = {name: shape for name, shape in LogReader(config.log_location).shapes().items() if shape.relation_oid}
     chosen = {}
     for name in asked:
         meant = [known for known in shapes if name in (known, known.partition(".")[2])]
@@ -103,7 +103,7 @@ class Verifier:
                 self._tell(f"comparing as of {format_lsn(pair.lsn)}")
                 if publish_at(self._config, pair.lsn, self._limits, self._stop, self._tell):
                     point = at(self._spark, pair.lsn, self._config)
-                    if point.offset == LogReader(self._config.log_path).position_after(pair.lsn):
+                    if point.offset == LogReader(self._config.log_location).position_after(pair.lsn):
                         yield pair, point
                         return
             self._tell("the mirror was already beyond that")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -55,16 +54,16 @@ class Survey:
 
 class WideFold:
     def __init__(
-        self, spark: SparkSession, log_path: Path, shape: TableShape, columns: StructType, slices: list[Slice]
+        self, spark: SparkSession, log_location: str, shape: TableShape, columns: StructType, slices: list[Slice]
     ) -> None:
         self._spark = spark
-        self._path = str(log_path)
+        self._log_location = log_location
         self._shape = shape
         self._columns = columns
         self._runs = [tuple(run) for run in runs_of_slices(slices, _RUN_BYTES)]
 
     def survey(self) -> Survey:
-        path, shape, runs = self._path, self._shape, self._runs
+        path, shape, runs = self._log_location, self._shape, self._runs
 
         def look(batches: Batches) -> Batches:
             for number in _numbers(batches):
@@ -89,7 +88,7 @@ class WideFold:
 
     def rows(self, survey: Survey) -> DataFrame:
         """At most one row per key, as a sink takes them."""
-        path, shape, runs = self._path, self._shape, self._runs
+        path, shape, runs = self._log_location, self._shape, self._runs
         events_schema = _events_schema(shape, survey)
 
         def read(batches: Batches) -> Batches:
@@ -114,7 +113,7 @@ class WideFold:
 
     def counted(self, survey: Survey) -> DataFrame:
         """The rows of a table without key, as they come and go."""
-        path, shape, runs, columns = self._path, self._shape, self._runs, self._columns
+        path, shape, runs, columns = self._log_location, self._shape, self._runs, self._columns
         after = survey.truncated_at
 
         def count(batches: Batches) -> Batches:
