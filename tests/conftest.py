@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -114,6 +114,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.Lo
     session.stop()
 
 
+# What needs Spark, here or in a process of its own, is run by one worker: two cores have one Spark at a time.
+_SPARK_FOLDERS = {"spark", "demo", "chaos", "examples"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who runs what when several workers do (`make test`): the tests of a file stay together."""
+    for item in items:
+        folder = item.path.parent.name
+        uses_spark = folder in _SPARK_FOLDERS or "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if uses_spark else f"{folder}/{item.path.stem}"))
+
+
+_heavy_left_out = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    heavy = [item for item in items if item.get_closest_marker("heavy")]
+    if heavy:
+        config = heavy[0].config
+        config.stash[_heavy_left_out] = config.stash.get(_heavy_left_out, 0) + len(heavy)
+
+
 def _skipped(config: pytest.Config) -> list[tuple[str, str]]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:
@@ -134,13 +157,22 @@ def _by_file(skipped: list[tuple[str, str]]) -> dict[tuple[str, str], list[str]]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    told: dict[str, int] | None = getattr(session.config, "workeroutput", None)
+    if told is not None:  # we are a worker: the run's summary is printed by the process that started us
+        told["heavy"] = session.config.stash.get(_heavy_left_out, 0)
     if IN_CI and session.exitstatus == pytest.ExitCode.OK and _skipped(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended; all of them collect the same tests."""
+    node.config.stash[_heavy_left_out] = getattr(node, "workeroutput", {}).get("heavy", 0)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     skipped = _skipped(config)
-    heavy = len([item for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("heavy")])
+    heavy = config.stash.get(_heavy_left_out, 0)
     if not skipped and not heavy:
         return
     terminalreporter.section("left out on this machine")
