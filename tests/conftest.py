@@ -120,11 +120,15 @@ _SPARK_FOLDERS = {"spark", "demo", "chaos", "examples"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who runs what when several workers do (`make test`): the tests of a file stay together."""
+    """Who runs what when several workers do (`make test`): the tests of a file stay together, Spark begins first."""
+    items.sort(key=_uses_spark, reverse=True)
     for item in items:
-        folder = item.path.parent.name
-        uses_spark = folder in _SPARK_FOLDERS or "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if uses_spark else f"{folder}/{item.path.stem}"))
+        group = "spark" if _uses_spark(item) else f"{item.path.parent.name}/{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _uses_spark(item: pytest.Item) -> bool:
+    return item.path.parent.name in _SPARK_FOLDERS or "spark" in getattr(item, "fixturenames", ())
 
 
 _heavy_left_out = pytest.StashKey[int]()

@@ -19,7 +19,7 @@ from pgtide import local
 from pgtide.config import Capture, Config
 from pgtide.errors import ConfigurationError, LogError, PgtideError, SlotError
 from pgtide.replication.connect import connect
-from tests.capture.running import capturing, configuration, wait_until_captured, wait_until_let_go
+from tests.capture.running import capturing, configuration, replayed, wait_until_captured, wait_until_let_go
 from tests.capture.test_stopping import Running
 from tests.cli.program import run
 from tests.database import Database, create_database, drop_database
@@ -294,6 +294,40 @@ def test_a_table_that_is_taken_out_of_the_publication_stops_the_capture(database
         ]
 
 
+@pytest.mark.parametrize("while_running", [False, True])
+def test_a_table_that_was_out_of_the_publication_for_a_moment_is_not_taken_for_complete(
+    database: Database, tmp_path: Path, while_running: bool
+) -> None:
+    database.execute(TABLE, "CREATE TABLE u (id int PRIMARY KEY)")
+    config = begun(database, tmp_path)
+
+    def out_and_back() -> None:
+        database.execute(
+            "ALTER PUBLICATION pgtide DROP TABLE u", "INSERT INTO u VALUES (1)", "ALTER PUBLICATION pgtide ADD TABLE u"
+        )
+
+    if while_running:
+        error = stopped_while_running(config, out_and_back)
+    else:
+        out_and_back()
+        error = stopped_at_start(config)
+    assert error.what.startswith("public.u: taken out of the publication pgtide and put back")
+    assert "for one start" in error.remedy
+
+
+def test_a_table_that_its_schema_kept_in_the_publication_is_complete(database: Database, tmp_path: Path) -> None:
+    database.execute(TABLE, "CREATE PUBLICATION one FOR TABLE t, TABLES IN SCHEMA public")
+    config = configuration(database, tmp_path, publication="one", publication_mode="existing")
+    with capturing(config):
+        pass
+    wait_until_let_go(database)
+    database.execute(
+        "ALTER PUBLICATION one DROP TABLE t", "INSERT INTO t VALUES (1)", "ALTER PUBLICATION one ADD TABLE t"
+    )
+    with capturing(config):
+        assert replayed(wait_until_captured(database, config), "public.t").keys() == {1}
+
+
 def test_a_publication_that_was_dropped_in_the_meantime_is_not_made_again(database: Database, tmp_path: Path) -> None:
     database.execute(TABLE)
     config = begun(database, tmp_path)
@@ -304,7 +338,10 @@ def test_a_publication_that_was_dropped_in_the_meantime_is_not_made_again(databa
     assert database.rows("SELECT pubname::text FROM pg_publication") == [("pgtide_insert_only",)]
 
 
-def test_changes_from_a_time_without_publication_cannot_be_passed(database: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_changes_from_a_time_without_publication_cannot_be_passed(
+    database: Database, tmp_path: Path, known: bool
+) -> None:
     database.execute(TABLE)
     config = begun(database, tmp_path)
     database.execute(
@@ -313,8 +350,11 @@ def test_changes_from_a_time_without_publication_cannot_be_passed(database: Data
         "CREATE PUBLICATION pgtide FOR TABLE t WITH (publish_via_partition_root = true)",
         "COMMENT ON PUBLICATION pgtide IS 'managed by pgtide'",
     )
+    if not known:
+        (config.log_path / "control" / "histories.json").unlink()
     error = stopped_at_start(config)
-    assert "has changes from a time without publication" in error.what
+    what = "publication of public.t was dropped and made again" if known else "changes from a time without publication"
+    assert what in error.what
     assert "new log" in error.remedy
 
 

@@ -21,6 +21,7 @@ from pgtide.log.storage import Storage
 from pgtide.lsn import format_lsn
 from pgtide.replication.catalog import TableInfo
 from pgtide.replication.connect import Connection
+from pgtide.replication.published import memberships
 from pgtide.replication.writers import insert_lsn, next_transaction, older_writers
 
 _FENCED = declare("capture.fence.noted", "a table is published and noted as fenced")
@@ -41,16 +42,21 @@ class Fence:
         """For each table that is or was fenced in this run: whom we wait for, or that the fence has opened."""
         return tuple(self._notices.values())
 
-    def raise_around(self, connection: Connection, tables: Sequence[TableInfo]) -> None:
+    @property
+    def published_by(self) -> dict[int, frozenset[str]]:
+        """By which entries of the catalog each captured table is published."""
+        return {oid: history.published_by for oid, history in self._noted.items()}
+
+    def raise_around(self, connection: Connection, publications: Sequence[str], tables: Sequence[TableInfo]) -> None:
         """Notes the tables that are new; to be called when they are published, before their changes are read."""
         noted = histories(self._storage)
-        new = [table for table in tables if table.oid not in noted]
-        kept = {
-            table.oid: replace(noted[table.oid], table=table.qualified_name) for table in tables if table.oid in noted
-        }
-        if new:
-            xid = next_transaction(connection)
-            kept |= {table.oid: TableHistory(table.qualified_name, xid, None) for table in new}
+        published = memberships(connection, publications, [table.oid for table in tables])
+        xid = next_transaction(connection) if any(table.oid not in noted for table in tables) else 0
+        kept = {}
+        for table in tables:
+            history = noted.get(table.oid) or TableHistory(table.qualified_name, xid, None)
+            entries = published[table.oid].entries if table.oid in published else history.published_by
+            kept[table.oid] = replace(history, table=table.qualified_name, published_by=entries)
         if kept != noted:
             try:
                 record_histories(self._storage, kept)

@@ -163,7 +163,7 @@ class Capture:
             if open_log_again:
                 self._open_appender(facts, sides, stop)
             assert self._appender is not None
-            self._fence.raise_around(sides.side, facts.tables)
+            self._fence.raise_around(sides.side, sides.publications, facts.tables)
             self._send([Reset()], self._appender, stop)
             while not self._appender.drained(STATUS_INTERVAL_S):  # the spool is about to be emptied
                 self._wait_for(self._appender)
@@ -293,8 +293,9 @@ class Capture:
 
     def _charges(self, facts: SourceFacts, sides: Sides) -> Charges:
         if self._source is None:
-            oids = [table.oid for table in facts.tables]
-            self._source = watch.SourceWatch(self._config.source.slot, facts.timeline, sides.publications, oids)
+            self._source = watch.SourceWatch(
+                self._config.source.slot, facts.timeline, sides.publications, self._fence.published_by
+            )
         return Charges(self._source, self._keeper, self._fence, self._tidier, self.health)
 
     def _send(self, work: list[Work], appender: Appender, stop: threading.Event) -> None:

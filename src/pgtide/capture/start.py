@@ -36,6 +36,7 @@ from pgtide.replication.catalog import Catalog, TableInfo
 from pgtide.replication.connect import Connection, connect, postgres_errors, unless_stopped
 from pgtide.replication.preflight import SourceFacts
 from pgtide.replication.publication import ensure_publication, publication_names
+from pgtide.replication.published import memberships
 from pgtide.replication.server import Server, reached
 from pgtide.replication.slot import (
     CreatedSlot,
@@ -108,8 +109,8 @@ def _check_still_published(config: Config, tables: list[TableInfo], side: Connec
     if has_identity(config.log_location, patience_s=0):
         noted = histories(storage_at(config.log_location, patience_s=0))
         with postgres_errors("reading publications"):
-            oids = [table.oid for table in tables if table.oid in noted]
-            check_published(side, publication_names(config.source), oids)
+            published_by = {table.oid: noted[table.oid].published_by for table in tables if table.oid in noted}
+            check_published(side, publication_names(config.source), published_by)
 
 
 def open_log(
@@ -198,7 +199,12 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
         raise
     kept = _keep_first(config, sides.server, created, facts)
     # Making the slot has waited for all open transactions: nobody has rows from before that the stream lacks.
-    complete = {table.oid: TableHistory(table.qualified_name, 0, created.consistent_lsn) for table in facts.tables}
+    published = memberships(sides.side, sides.publications, [table.oid for table in facts.tables])
+    complete = {
+        table.oid: TableHistory(table.qualified_name, 0, created.consistent_lsn, published[table.oid].entries)
+        for table in facts.tables
+        if table.oid in published
+    }
     record_histories(location, complete)
     create_identity(
         location,

@@ -7,12 +7,12 @@ the changes are lost without a word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pgtide.errors import LogError, SlotError
 from pgtide.metrics import counter, gauge, histogram
 from pgtide.replication.connect import Connection, postgres_errors
-from pgtide.replication.published import unpublished
+from pgtide.replication.published import memberships
 from pgtide.replication.slot import SlotState, slot_state
 
 INTERVAL_S = 5.0
@@ -45,11 +45,13 @@ safe_wal_bytes = gauge(
 class SourceWatch:
     """Looks every few seconds, over the connection that also holds the lock."""
 
-    def __init__(self, slot: str, timeline: int, publications: Sequence[str], relation_oids: Sequence[int]) -> None:
+    def __init__(
+        self, slot: str, timeline: int, publications: Sequence[str], published_by: Mapping[int, frozenset[str]]
+    ) -> None:
         self._slot = slot
         self._timeline = timeline
         self._publications = publications
-        self._relation_oids = relation_oids
+        self._published_by = published_by
         self._next = 0.0
         self._held_everything_s = 0.0  # by the server's clock
         self.warning: str | None = None  # the WAL limit is near
@@ -60,7 +62,7 @@ class SourceWatch:
             return
         self._next = now_s + INTERVAL_S
         with postgres_errors("watching slot and publication"):
-            check_published(connection, self._publications, self._relation_oids)
+            check_published(connection, self._publications, self._published_by)
             self._check_timeline(connection)
             state = slot_state(connection, self._slot)
         if state is None:
@@ -95,8 +97,13 @@ _TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(
 NEW_LOG = "begin a new log (log.path) and a new mirror; going on across a fork is not there yet"
 
 
-def check_published(connection: Connection, publications: Sequence[str], relation_oids: Sequence[int]) -> None:
-    """Raises if the server has stopped to send what the log is taken to have."""
+def check_published(
+    connection: Connection, publications: Sequence[str], published_by: Mapping[int, frozenset[str]]
+) -> None:
+    """Raises if the server has stopped to send what the log is taken to have, also if it sends it again by now.
+
+    One entry of the catalog that was there before and is there now has sent everything in between.
+    """
     found = connection.execute(
         "SELECT pubname::text FROM pg_publication WHERE pubname = ANY(%s)", [list(publications)]
     ).fetchall()
@@ -105,15 +112,34 @@ def check_published(connection: Connection, publications: Sequence[str], relatio
         raise SlotError(
             f"publication {missing[0]} was dropped while changes are captured: what happens to its tables from "
             "then on is not sent",
-            remedy="begin a new log (log.path) with a new slot and a new mirror",
+            remedy=_BEGIN_ANEW,
         )
-    taken_out = unpublished(connection, publications, relation_oids)
-    if taken_out:
+    found_now = memberships(connection, publications, list(published_by))
+    out = [membership.table for membership in found_now.values() if not membership.entries]
+    if out:
         raise SlotError(
-            f"{', '.join(taken_out)}: taken out of the publication {publications[0]} while changes are captured: what "
+            f"{', '.join(out)}: taken out of the publication {publications[0]} while changes are captured: what "
             "happens there from then on is not sent",
-            remedy="leave it out of source.tables for one start: when it comes back, its history begins anew",
+            remedy=_LEAVE_OUT,
         )
+    for oid, membership in found_now.items():
+        noted = published_by[oid]
+        if noted and membership.is_of_another_publication(noted):
+            raise SlotError(
+                f"the publication of {membership.table} was dropped and made again: what happened in between was not "
+                "sent",
+                remedy=_BEGIN_ANEW,
+            )
+        if noted and not membership.has_kept(noted):
+            raise SlotError(
+                f"{membership.table}: taken out of the publication {publications[0]} and put back: what happened there "
+                "in between was not sent",
+                remedy=_LEAVE_OUT,
+            )
+
+
+_BEGIN_ANEW = "begin a new log (log.path) with a new slot and a new mirror"
+_LEAVE_OUT = "leave it out of source.tables for one start: when it comes back, its history begins anew"
 
 
 def _wal_limit(state: SlotState) -> str | None:

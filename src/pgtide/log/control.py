@@ -89,6 +89,7 @@ class TableHistory:
     table: str  # its qualified name
     fence_xid: int  # transactions below it that wrote to the table are waited for
     complete_lsn: int | None  # None: they are still open
+    published_by: frozenset[str] = frozenset()  # entries of the server's catalog; none: not known
 
 
 def record_histories(location: Location, histories: Mapping[int, TableHistory]) -> None:
@@ -98,6 +99,7 @@ def record_histories(location: Location, histories: Mapping[int, TableHistory]) 
             "table": history.table,
             "fence_xid": history.fence_xid,
             "complete_lsn": None if history.complete_lsn is None else format_lsn(history.complete_lsn),
+            "published_by": sorted(history.published_by),
         }
         for oid, history in histories.items()
     }
@@ -110,6 +112,7 @@ def histories(location: Location) -> dict[int, TableHistory]:
             found["table"],
             found["fence_xid"],
             None if found["complete_lsn"] is None else parse_lsn(found["complete_lsn"]),
+            frozenset(found.get("published_by", ())),
         )
         for oid, found in (_read(location, _HISTORIES) or {}).items()
     }

@@ -60,12 +60,31 @@ def published_tables(
     return published
 
 
-def unpublished(connection: Connection, names: Sequence[str], relation_oids: Sequence[int]) -> list[str]:
-    """Which of these tables, as far as they are still there, no publication has: their names, quoted."""
-    query = sql.SQL(_UNPUBLISHED).format(listed=_listed(connection.info.server_version))
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """By which entries of the catalog a table is published: one that was taken out and put back has another entry."""
+
+    table: str  # its name, quoted
+    entries: frozenset[str]  # each begins with its publication's oid; none: no publication has the table
+
+    def has_kept(self, entries: frozenset[str]) -> bool:
+        """Whether one of these is still there: it has published the table all the time."""
+        return bool(self.entries & entries)
+
+    def is_of_another_publication(self, entries: frozenset[str]) -> bool:
+        """Whether none of the publications that had these has the table, though they may have the same names."""
+        return not {entry.split()[0] for entry in self.entries} & {entry.split()[0] for entry in entries}
+
+
+def memberships(connection: Connection, names: Sequence[str], relation_oids: Sequence[int]) -> dict[int, Membership]:
+    """Of these tables, as far as they are still there, by oid."""
+    version = connection.info.server_version
+    query = sql.SQL(_MEMBERSHIPS).format(
+        listed=_listed(version), by_schema=sql.SQL(_ENTRIES_BY_SCHEMA if version >= 150000 else "")
+    )
     with postgres_errors("reading publications"):
         rows = connection.execute(query, {"names": list(names), "oids": list(relation_oids)}).fetchall()
-    return [row[0] for row in rows]
+    return {oid: Membership(name, frozenset(entries)) for oid, name, entries in rows}
 
 
 def _listed(version: int) -> sql.Composed:
@@ -91,11 +110,21 @@ _LISTED = """CASE WHEN p.pubviaroot
     ELSE c.relkind = 'r' AND ({table} OR c.relispartition AND EXISTS (
         SELECT FROM pg_partition_ancestors(c.oid) a JOIN pg_class up ON up.oid = a.relid WHERE {parent})) END"""
 
-_UNPUBLISHED = """
-SELECT c.oid::regclass::text FROM pg_class c
-WHERE c.oid = ANY(%(oids)s)
-  AND NOT EXISTS (SELECT FROM pg_publication p WHERE p.pubname = ANY(%(names)s) AND {listed})
-ORDER BY 1"""
+_MEMBERSHIPS = """
+SELECT c.oid::int8, c.oid::regclass::text, ARRAY(
+    SELECT entry FROM pg_publication p
+    CROSS JOIN LATERAL (
+        SELECT array_agg(relid) || c.oid::regclass AS relids FROM pg_partition_ancestors(c.oid)) ancestors
+    CROSS JOIN LATERAL (
+        SELECT p.oid || ' all' AS entry WHERE p.puballtables
+        UNION ALL SELECT p.oid || ' table ' || m.oid FROM pg_publication_rel m
+        WHERE m.prpubid = p.oid AND m.prrelid = ANY(relids)
+        {by_schema}) entries
+    WHERE p.pubname = ANY(%(names)s) AND {listed})
+FROM pg_class c WHERE c.oid = ANY(%(oids)s) ORDER BY 2"""
+
+_ENTRIES_BY_SCHEMA = """UNION ALL SELECT p.oid || ' schema ' || s.oid FROM pg_publication_namespace s
+        JOIN pg_class up ON up.relnamespace = s.pnnspid WHERE s.pnpubid = p.oid AND up.oid = ANY(relids)"""
 
 # A list of columns or a filter counts only where the table is published by its name alone.
 _PUBLISHED = """
