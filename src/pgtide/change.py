@@ -8,7 +8,7 @@ only once the log has given the transaction its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
@@ -91,11 +91,11 @@ class Committed:
 
     transactions: pa.RecordBatch
     tables: tuple[TableRows, ...]
+    nbytes: int = field(init=False, compare=False)  # Arrow goes through all buffers for it: once is enough
 
-    @property
-    def nbytes(self) -> int:
+    def __post_init__(self) -> None:
         size: int = self.transactions.nbytes + sum(table.rows.nbytes for table in self.tables)
-        return size
+        object.__setattr__(self, "nbytes", size)
 
 
 @dataclass(frozen=True, slots=True)
