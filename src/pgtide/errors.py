@@ -62,6 +62,10 @@ class SendWholeError(TransientError):
     """A transaction cannot be put together from what was streamed while it was in progress; the server can send it
     whole after its commit."""
 
+    def __init__(self, what: str, *, remedy: str = "", end_lsn: int = 0) -> None:
+        super().__init__(what, remedy=remedy)
+        self.end_lsn = end_lsn  # where the transaction ends; 0: it goes on
+
 
 class LogNotWritableError(TransientError):
     """The change log cannot be written just now (disk full, folder read-only); it goes on by itself when it can be."""

@@ -172,7 +172,15 @@ def test_a_transaction_knows_its_origin(streamed: Database, tmp_path: Path) -> N
     assert found["origin"].to_pylist() == [origin, origin, None]
 
 
-def test_a_message_of_a_rolled_back_savepoint_leaves_nothing(streamed: Database, tmp_path: Path) -> None:
+def streamed_so_far(database: Database) -> int:
+    rows = database.rows(f"SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = '{database.name}'")
+    return int(rows[0][0])
+
+
+def test_a_message_of_a_rolled_back_savepoint_leaves_nothing_and_streaming_goes_on_afterwards(
+    streamed: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgtide.capture.pipeline._WHOLE_FIRST_S", 0.0)
     config = configuration(streamed, tmp_path)
     with capturing(config) as states, streamed.connect(autocommit=False) as connection:
         connection.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(1, 1000) i")
@@ -184,6 +192,12 @@ def test_a_message_of_a_rolled_back_savepoint_leaves_nothing(streamed: Database,
         connection.execute("INSERT INTO a SELECT i, repeat('x', 400) FROM generate_series(2001, 3000) i")
         connection.commit()
         reader = wait_until_captured(streamed, config)
+        assert any("asking for whole transactions" in state.detail for state in states)
+        wait_for(lambda: any("connecting again" in state.detail for state in states), what="the way back")
+        wait_for(lambda: states[-1].phase == "streaming", what="the new connection")
+        before = streamed_so_far(streamed)
+        streamed.execute("INSERT INTO a SELECT i, repeat('y', 400) FROM generate_series(3001, 6000) i")
+        reader = wait_until_captured(streamed, config)
+        wait_for(lambda: streamed_so_far(streamed) > before, what="another streamed transaction")
     assert [row["content"] for row in changes(reader, "pgtide.messages")] == [b"kept"]
     assert replayed(reader, "public.a") == source_rows(streamed, "a")
-    assert any("asking for whole transactions" in state.detail for state in states)

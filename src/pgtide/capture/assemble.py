@@ -123,9 +123,10 @@ class Assembler:
         self._partly_rolled_back.discard(xid)
         return self._origins.pop(xid, None)
 
-    def _check_certain(self, xid: int) -> None:
+    def _check_certain(self, xid: int, end_lsn: int) -> None:
         if xid in self._with_messages and xid in self._partly_rolled_back:
-            raise SendWholeError(f"transaction {xid} has logical messages and rolled-back savepoints")
+            what = f"transaction {xid} has logical messages and rolled-back savepoints"
+            raise SendWholeError(what, end_lsn=end_lsn)
 
     def _commit(self, xid: int, control: Any) -> list[Piece]:
         commit = _commit_of(control)
@@ -133,7 +134,7 @@ class Assembler:
             self._forget(xid)
             self._buffer.forget(xid)
             return []
-        self._check_certain(xid)
+        self._check_certain(xid, commit.end_lsn)
         committed = self._buffer.commit(xid, replace(commit, origin=self._forget(xid)))
         if isinstance(committed, LargeTransaction):
             return [committed]
@@ -141,8 +142,8 @@ class Assembler:
 
     def _prepare(self, xid: int, gid: str, control: Any) -> list[Piece]:
         """Not skipped, however old: one that was prepared before the slot became two-phase comes with its commit."""
-        self._check_certain(xid)
         end_lsn = int(control["end_lsn"])
+        self._check_certain(xid, end_lsn)
         return [*self._buffer.prepare(xid, Prepare(gid, end_lsn, self._forget(xid))), Idle(end_lsn)]
 
     def _commit_prepared(self, xid: int, gid: str, control: Any) -> list[Piece]:

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from contextlib import AbstractContextManager
 
 from pgtide.capture import watch
@@ -54,7 +55,19 @@ _IDLE_WAIT_MS = 500
 _BATCH_WAIT_MAX_MS = 10  # an object store is written seldom, the socket is emptied often
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 10.0
 _SPOOL_RETRY_S = 0.5
+_WHOLE_FIRST_S, _WHOLE_LAST_S = 10.0, 600.0  # each change between streamed and whole takes a new connection
 _CLOSE_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTransactions:
+    """A transaction could not be put together from what was streamed: for a while all are asked for as wholes."""
+
+    until_lsn: int  # where that transaction ends; 0: it had not ended
+    until_s: float
+
+    def is_over(self, durable_lsn: int) -> bool:
+        return durable_lsn >= self.until_lsn and time.monotonic() >= self.until_s
 
 
 class Capture:
@@ -76,7 +89,8 @@ class Capture:
         self._source: watch.SourceWatch | None = None
         self._attendant: Attendant | None = None
         self._binary = True
-        self._streaming = True
+        self._whole: WholeTransactions | None = None  # while transactions are to come whole, not streamed in progress
+        self._whole_for_s = _WHOLE_FIRST_S
         self.streaming = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
@@ -139,7 +153,8 @@ class Capture:
                 self._binary = False
                 self._on_state(CaptureState("waiting", f"{error.what}; going on with values as text"))
             except SendWholeError as error:
-                self._streaming = False
+                self._whole = WholeTransactions(error.end_lsn, time.monotonic() + self._whole_for_s)
+                self._whole_for_s = min(2 * self._whole_for_s, _WHOLE_LAST_S)
                 self._on_state(CaptureState("waiting", f"{error.what}; asking for whole transactions"))
             except KeyboardInterrupt:
                 if not stop.is_set():
@@ -179,7 +194,7 @@ class Capture:
                 sides.publications,
                 origin=self._config.source.origin,
                 binary=self._binary,
-                streaming=self._streaming,
+                streaming=self._whole is None,
                 two_phase=two_phase,
             )
             self._stream = ReplicationStream(
@@ -288,6 +303,10 @@ class Capture:
             attendant.attend(asked=asked)
             self._presence.keep_saying()
             watch.prepared_transactions.set(assembler.prepared_transactions)
+            if self._whole is not None and self._whole.is_over(appender.durable_lsn):
+                self._whole = None
+                self._on_state(CaptureState("waiting", "connecting again, to have transactions streamed in progress"))
+                return
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
 
