@@ -12,8 +12,8 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from pgtide.capture import watch
 from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
