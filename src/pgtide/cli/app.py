@@ -295,7 +295,10 @@ app.add_typer(log_app, name="log")
 
 @log_app.command("show", epilog=_EXIT_CODES)
 def log_show(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Whose log it is, how far it goes, its segments, readers and tables."""
+    """Whose log it is, how far it goes, its size, readers and tables; with --json also every segment.
+
+    Example: `pgtide log show`
+    """
     from pgtide.cli.log import show
 
     show(_configuration(config, settings), as_json=as_json)
@@ -305,28 +308,43 @@ def log_show(config: ConfigFile = None, settings: Settings = None, as_json: AsJs
 def log_tail(
     config: ConfigFile = None,
     settings: Settings = None,
-    table: Annotated[str | None, typer.Option("--table", metavar="NAME", help="Only this table: schema.name.")] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", help="Begin N offsets before the end.")] = 10,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Only these tables: schema.name, with * and ?. Repeatable."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--change", metavar="KIND", help="Only insert, update, delete, truncate … Repeatable."),
+    ] = None,
+    last: Annotated[int, typer.Option("--last", metavar="N", help="The last N of them.")] = 10,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", metavar="", help="Go on with what comes, until Ctrl-C.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The newest changes, one per line.
+    """The newest changes, one per line: offset, time of the commit, its LSN, transaction, what happened, to what.
 
-    Example: `pgtide log tail --table public.orders --follow`
+    Example: `pgtide log tail --table public.orders --change delete --follow`
     """
     import threading
 
     from pgtide.cli.log import positive, tail
 
     found = _configuration(config, settings)
-    tail(found, threading.Event(), table=table, last=positive(last, "--last"), follow=follow, as_json=as_json)
+    count = positive(last, "--last")
+    kinds = {"tables": tables or (), "changes": changes or ()}
+    tail(found, threading.Event(), **kinds, last=count, follow=follow, as_json=as_json)
 
 
 @log_app.command("check", epilog=_EXIT_CODES)
 def log_check(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Read all of it; check every checksum and the order of offsets and commits. Exit code 1 if something is wrong."""
+    """Read all of it; check every checksum, the order of offsets and commits, and that every file is there.
+
+    What is wrong is told by file and byte, with the offsets that cannot be read, who still needs them and what to do.
+    Exit code 1 if something is wrong.
+
+    Example: `pgtide log check --json | jq .problems`
+    """
     from pgtide.cli.log import check
 
     if not check(_configuration(config, settings), as_json=as_json):
@@ -340,11 +358,15 @@ def log_prune(
     hours: Annotated[float | None, typer.Option("--hours", help="Instead of log.retention_hours.")] = None,
     max_bytes: Annotated[int | None, typer.Option("--max-bytes", help="Instead of log.max_bytes.")] = None,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Do it; else it only shows what would go.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove old changes now, by the rules of retention; first shows what would go and who would lose something."""
+    """Remove old changes now, by the rules of retention; first shows what would go and who would lose something.
+
+    Example: `pgtide log prune --hours 24`, and the same with --yes when it shows what you want.
+    """
     from pgtide.cli.log import prune
 
-    prune(_configuration(config, settings), hours=hours, max_bytes=max_bytes, yes=yes)
+    prune(_configuration(config, settings), hours=hours, max_bytes=max_bytes, yes=yes, as_json=as_json)
 
 
 points_app = typer.Typer(

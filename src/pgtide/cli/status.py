@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgtide.cli.running import CaptureStatus, capture_status
+from pgtide.cli.sizes import size_of
 from pgtide.config import Config, is_url
 from pgtide.errors import LogError, PgtideError
 from pgtide.log.control import TableHistory, histories
@@ -219,20 +220,20 @@ def _overview(status: Status) -> Table:
     table = Table("", "at", "", title="pgtide", title_justify="left")
     slot = f"slot {source.slot_state}" + (f" ({source.invalidation_reason})" if source.invalidation_reason else "")
     if source.retained_wal_bytes is not None:
-        slot += f", keeps {_bytes(source.retained_wal_bytes)} of WAL"
+        slot += f", keeps {size_of(source.retained_wal_bytes)} of WAL"
     if source.safe_wal_bytes is not None:
-        slot += f", {_bytes(max(0, source.safe_wal_bytes))} until its limit"
+        slot += f", {size_of(max(0, source.safe_wal_bytes))} until its limit"
     table.add_row("source", source.wal_end_lsn or "–", slot)
     capture = status.capture
     table.add_row("capture", "", Text(capture.state + (f": {capture.detail}" if capture.detail else "")))
     if capture.rows is not None and capture.bytes is not None:
         flushed = f", {1000 * capture.flush_seconds_mean:.1f} ms per flush" if capture.flush_seconds_mean else ""
-        text = f"{capture.rows:,} rows, {capture.transactions:,} transactions, {_bytes(capture.bytes)}{flushed}"
+        text = f"{capture.rows:,} rows, {capture.transactions:,} transactions, {size_of(capture.bytes)}{flushed}"
         table.add_row("", "", text)
     table.add_row(
         "log",
         log.durable_lsn or "–",
-        f"{_behind(lag.log_bytes, lag.log_seconds)}, {log.segments} segments, {_bytes(log.bytes)}",
+        f"{_behind(lag.log_bytes, lag.log_seconds)}, {log.segments} segments, {size_of(log.bytes)}",
     )
     table.add_row("mirror", status.points["latest_lsn"] or "–", _behind(lag.mirror_bytes, lag.mirror_seconds))
     return table
@@ -252,15 +253,7 @@ def _behind(lag_bytes: int | None, seconds: float | None) -> str:
         return "not known"
     if lag_bytes == 0:
         return "up to date"
-    return f"{_bytes(lag_bytes)} behind" + (f", {seconds:.1f} s" if seconds is not None else "")
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    return f"{size_of(lag_bytes)} behind" + (f", {seconds:.1f} s" if seconds is not None else "")
 
 
 # Of its own walsender a role sees everything, also without pg_monitor.

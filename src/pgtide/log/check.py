@@ -16,7 +16,7 @@ from pgtide.log.marker import damaged_slots, read_marker
 from pgtide.log.reader import Block, LogReader
 from pgtide.log.recovery import check_end_is_there
 from pgtide.log.retention import Reader, readers
-from pgtide.log.segment import FOLDER, Extent
+from pgtide.log.segment import FOLDER, Extent, View, list_segments, valid_extents
 from pgtide.log.storage import Location
 
 _RESTORE = "restore the file from a copy of the log"
@@ -54,38 +54,37 @@ class _Check:
 
     def run(self) -> CheckResult:
         try:
-            if isinstance(self._storage, Folder):
-                self._check_marker(self._storage.path)
-            extents = self._log.extents()
+            view = self._folder(self._storage.path) if isinstance(self._storage, Folder) else self._log.look()
         except LogCorruptError as error:  # how far the log goes is not known: there is nothing more to check
             self._add(error.what, f"{_RESTORE}; {_NEW_LOG}")
             return self._result
-        self._check_beginning(extents)
-        for extent in extents:
+        self._check_beginning(view.first_offset)
+        for extent in view.extents:
             self._check_segment(extent)
         return self._result
 
-    def _check_marker(self, path: Path) -> None:
-        """On an object store the marker is one object, whole or not to be read at all."""
-        control = path / "control"
-        epoch = read_marker(control)[0]
+    def _folder(self, path: Path) -> View:
+        """What the marker says that there is, also where a segment is missing.  On an object store the marker is one
+        object, whole or not to be read at all."""
+        epoch, marker = read_marker(path / "control")
         if epoch:
-            # Twice: a slot that the capture is writing at this moment may look damaged, but not the next time.
-            for where in sorted({*damaged_slots(control, epoch)} & {*damaged_slots(control, epoch)}):
-                self._add(
-                    f"{where}: this slot of the durable marker is damaged, the other one counts",
-                    "start the capture (again): it finds its place from the blocks and writes a new marker",
-                )
+            self._check_slots(path / "control", epoch)
         try:
             check_end_is_there(path)
         except LogCorruptError as error:
-            if not self._log.extents():
-                raise
             self._add(error.what, f"{_RESTORE}; {_NEW_LOG}")
+        return View(marker.end_offset, valid_extents(list_segments(path / FOLDER), marker.end_offset))
 
-    def _check_beginning(self, extents: list[Extent]) -> None:
+    def _check_slots(self, control: Path, epoch: int) -> None:
+        # Twice: a slot that the capture is writing at this moment may look damaged, but not the next time.
+        for where in sorted({*damaged_slots(control, epoch)} & {*damaged_slots(control, epoch)}):
+            self._add(
+                f"{where}: this slot of the durable marker is damaged, the other one counts",
+                "start the capture (again): it finds its place from the blocks and writes a new marker",
+            )
+
+    def _check_beginning(self, first: int) -> None:
         gone = removed(self._storage).end_offset
-        first = extents[0].first_offset if extents else self._log.end().end_offset
         if gone < first:
             where = f"{self._storage.location}/{FOLDER}"
             what = f"{where}: offsets {gone} to {first} are missing, and retention did not remove them"

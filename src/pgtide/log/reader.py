@@ -307,9 +307,12 @@ class LogReader:
         except FileNotFoundError:
             self._raise_missing(start, end, segment)
 
+    def look(self) -> View:
+        """How far the log goes now, and the segments that count, in order, each with the offset where it stops to."""
+        return self._layout.look()
+
     def extents(self) -> list[Extent]:
-        """The segments that count, in order, each with the offset where it stops to count."""
-        return list(self._layout.look().extents)
+        return list(self.look().extents)
 
     def stored(self, extent: Extent) -> Stored:
         """Size and age of a segment."""

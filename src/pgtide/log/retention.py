@@ -28,6 +28,7 @@ from pgtide.log.folder import Folder
 from pgtide.log.large import FOLDER as LARGE
 from pgtide.log.large import first_offset_of
 from pgtide.log.reader import LogReader
+from pgtide.log.segment import Extent
 from pgtide.log.storage import Location, Storage, Stored, storage_at
 
 _READERS = "readers"
@@ -51,6 +52,7 @@ class Removal:
     end_offset: int  # changes below this offset go
     nbytes: int
     losers: tuple[Reader, ...]  # readers that have not read what goes
+    kept_because: str  # why the oldest segment that is left does not go, too
 
 
 def readers(location: Location) -> list[Reader]:
@@ -108,6 +110,7 @@ def plan_removal(location: Location, *, retention_s: float, max_bytes: int, now_
             break
         total -= size
         gone += 1
+    kept_because = _why_kept(extents[gone:], written_s[gone:], now_s, known)
     while gone and not log.ends_transaction(extents[gone - 1]):
         gone -= 1  # what is left must not begin inside a transaction
     end_offset = extents[gone - 1].end_offset if gone else (extents[0].first_offset if extents else 0)
@@ -120,7 +123,18 @@ def plan_removal(location: Location, *, retention_s: float, max_bytes: int, now_
         end_offset=end_offset,
         nbytes=sum(sizes[:gone]) + sum(segment.nbytes for segment in void),
         losers=tuple(reader for reader in known if reader.offset < end_offset) if gone else (),
+        kept_because=kept_because,
     )
+
+
+def _why_kept(extents: Sequence[Extent], written_s: Sequence[float], now_s: float, known: Sequence[Reader]) -> str:
+    if len(extents) < 2:
+        return "the segment that is being written always stays" if extents else "the log is empty"
+    needing = [reader for reader in known if reader.offset < extents[0].end_offset]
+    if needing:
+        slowest = min(needing, key=lambda reader: reader.offset)
+        return f"reader {slowest.name}, at offset {slowest.offset}, still needs the oldest segment that stays"
+    return f"the oldest segment that stays was written {(now_s - written_s[0]) / 3600:.1f} hours ago"
 
 
 def remove(location: Location, removal: Removal) -> None:
