@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,8 +14,14 @@ from pyspark.sql import SparkSession
 
 from pgtide.capture.pipeline import Capture
 from pgtide.config import Config, load_config
+from pgtide.log.reader import LogReader
+from pgtide.lsn import parse_lsn
+from pgtide.sinks.iceberg import IcebergSink
+from pgtide.sinks.iceberg_table import IcebergTable
 from pgtide.spark import at
+from pgtide.spark.ctid_ranges import CtidRange, parse_range
 from pgtide.spark.mirror import Mirror
+from pgtide.spark.targets import target_of
 from tests.database import Database
 from tests.waiting import wait_for
 
@@ -63,17 +70,48 @@ class Shop:
     @contextmanager
     def mirroring(self, *tables: str, where: str = "true", columns: str = "*") -> Iterator[None]:
         """Runs the mirror; the block begins when these tables are as they are in the source, and covered by a point."""
-        with beside(Mirror(self.spark, self.config).run) as failed:
-            wait_for(
-                lambda: failed() or self.differences(*tables, where=where, columns=columns) == [],
-                limit_s=90,
-                what="the mirror to be equal",
-            )
+        with self.mirroring_from_here() as wait_until_equal:
+            wait_until_equal(*tables, where=where, columns=columns)
             yield
+
+    @contextmanager
+    def mirroring_from_here(self) -> Iterator[Callable[..., None]]:
+        """Runs the mirror; the block begins at once, and is given how to wait until tables are equal."""
+        with beside(Mirror(self.spark, self.config).run) as failed:
+
+            def wait_until_equal(*tables: str, where: str = "true", columns: str = "*") -> None:
+                wait_for(
+                    lambda: failed() or self.differences(*tables, where=where, columns=columns) == [],
+                    limit_s=180,
+                    what=f"the mirror to be equal: {tables}",
+                )
+
+            yield wait_until_equal
 
     def mirror_until_equal(self, *tables: str, where: str = "true", columns: str = "*") -> None:
         with self.mirroring(*tables, where=where, columns=columns):
             pass
+
+    def wait_until_captured(self) -> None:
+        """Waits until the log has all that has happened until now."""
+        target = parse_lsn(self.database.rows("SELECT pg_current_wal_insert_lsn()::text")[0][0])
+        reader = LogReader(self.config.log_path)
+        wait_for(lambda: reader.end().durable_lsn >= target, what="the log to reach the WAL's end")
+
+    def loads(self, table: str) -> dict[str, list[list[CtidRange]]]:
+        """By pair of snapshot and LSN, in their order: the ranges that each commit of the mirror table has finished."""
+        target = IcebergTable(self.spark, target_of(self.config, table))
+        found: dict[str, list[list[CtidRange]]] = {}
+        for _, summary in reversed(list(target.summaries(target.head()))):
+            if "pgtide.load" in summary:
+                names = json.loads(summary.get("pgtide.ranges", "[]"))
+                ranges = [part for part in map(parse_range, names) if part is not None]
+                found.setdefault(summary["pgtide.load"], []).append(ranges)
+        return found
+
+    def has_loaded_some(self, table: str) -> bool:
+        recorded = IcebergSink(self.spark).recorded(target_of(self.config, table))
+        return recorded is not None and bool(recorded.loaded_ranges)
 
     def differences(self, *tables: str, where: str = "true", columns: str = "*") -> list[str]:
         """Tables whose rows at the latest point are not those of the source, as far as these are to be mirrored."""
@@ -92,12 +130,17 @@ class Shop:
         return different
 
 
-def open_shop(database: Database, spark: SparkSession, folder: Path) -> Shop:
-    """Customers, orders and an empty table, mirrored into a namespace of their own in the session's lake."""
+def open_shop(
+    database: Database, spark: SparkSession, folder: Path, snapshot: str = "", dsn: str = "", source: str = ""
+) -> Shop:
+    """Customers, orders and an empty table, mirrored into a namespace of their own in the session's lake.
+
+    `snapshot` and `source` are further lines of the configuration; `dsn` is another way to the same database.
+    """
     file = folder / "pgtide.toml"
     warehouse = spark.conf.get("spark.sql.catalog.lake.warehouse")
     file.write_text(
-        f'[source]\ndsn = "{database.dsn}"\nslot = "s_{database.name}"\n'
+        f'[source]\ndsn = "{dsn or database.dsn}"\nslot = "s_{database.name}"\n{source}\n[snapshot]\n{snapshot}\n'
         f'[mirror]\nwarehouse = "{warehouse}"\nnamespace = "shop_{uuid.uuid4().hex[:12]}"\ntrigger_seconds = 0.1\n'
         '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
     )

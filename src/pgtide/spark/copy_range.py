@@ -4,13 +4,16 @@ TRUNCATE and rewrites are not MVCC-safe: a reader whose snapshot is older sees a
 first (which takes no snapshot), then the snapshot is imported, and after the rows the file as of the snapshot is
 compared with the one now: if they differ, what was read means nothing.  The lock goes with the range.
 
+Columns are found by name, and names are those of now, while the rows are those of the snapshot: the names are compared
+before and after, so that two columns that have swapped theirs are not taken for each other.
+
 Executors get a reference to the source, not its credentials: they read the configuration themselves.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +25,11 @@ from pyspark.sql.types import StructType
 
 from pgtide.config import load_config
 from pgtide.decode import Frames, decode_copy
-from pgtide.errors import TableError, TransientError
+from pgtide.errors import PgtideError, TableError, TransientError
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.server import Server
 from pgtide.schema import TableShape
+from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column
 
 _BATCH_ROWS = 50_000
@@ -42,6 +46,14 @@ class Rewritten(TableError):
     """The table was truncated or rewritten since the snapshot was taken."""
 
 
+class Altered(TableError):
+    """Columns were renamed or dropped since the snapshot was taken."""
+
+
+class StartAgain(TableError):
+    """What is loaded of the table cannot be brought to a new snapshot: it is loaded anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceReference:
     """Where to find the source's connection string; holds no secret itself."""
@@ -56,20 +68,6 @@ class SourceReference:
 
 
 @dataclass(frozen=True, slots=True)
-class CtidRange:
-    """Blocks [first_block, end_block) of one table or leaf partition; without end: all from the first on."""
-
-    relation_oid: int
-    first_block: int
-    end_block: int | None
-
-    @property
-    def name(self) -> str:
-        end = "" if self.end_block is None else str(self.end_block)
-        return f"{self.relation_oid}:{self.first_block}-{end}"
-
-
-@dataclass(frozen=True, slots=True)
 class SourceTable:
     """What to read of a table, and as of when."""
 
@@ -81,43 +79,113 @@ class SourceTable:
 
 
 @contextmanager
-def reading(connection: Connection, relation_oid: int, snapshot: str) -> Iterator[str]:
-    """A read-only transaction under the snapshot with the table locked; gives its quoted name.  Checks at the end."""
-    with postgres_errors("reading the source"):
-        row = connection.execute(
-            "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_catalog.pg_class c "
-            "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
-            [relation_oid],
-        ).fetchone()
-    if row is None:
-        raise TableError(f"There is no table with oid {relation_oid} any more.", remedy="Start pgtide again.")
-    name = str(row[0])
-    with connection.transaction(), postgres_errors(f"reading {name}"):
+def under_snapshot(connection: Connection, relation_oids: Sequence[int], snapshot: str) -> Iterator[dict[int, str]]:
+    """A read-only transaction under the snapshot with these tables locked; gives their quoted names.
+
+    At its end it makes sure that none of them was truncated or rewritten: only then count the rows that were read.
+    """
+    oids = sorted(relation_oids)
+    names = _quoted_names(connection, oids)
+    with connection.transaction(), postgres_errors(f"reading {names[oids[0]]}"):
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}".encode())
-        connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.SQL(name)))
+        locked = ", ".join(f"ONLY {name}" for name in names.values())
+        connection.execute(f"LOCK TABLE {locked} IN ACCESS SHARE MODE".encode())
         try:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
             raise SnapshotGone(f"The snapshot {snapshot} is gone.", remedy="A new one is asked for.") from error
-        yield name
-        same = connection.execute(
-            "SELECT relfilenode = pg_catalog.pg_relation_filenode(oid) FROM pg_catalog.pg_class WHERE oid = %s",
-            [relation_oid],
+        yield names
+        # A partitioned table has no file.
+        rewritten = connection.execute(
+            "SELECT w.oid::int8 FROM unnest(%s::int8[]::oid[]) w(oid) LEFT JOIN pg_catalog.pg_class c USING (oid) "
+            "WHERE c.relkind IS DISTINCT FROM 'p' AND c.relfilenode IS DISTINCT FROM pg_relation_filenode(w.oid)",
+            [oids],
         ).fetchone()
-        if same is None or not same[0]:
-            raise Rewritten(f"{name} was truncated or rewritten while it was read.", remedy="It is read again.")
+        if rewritten is not None:
+            what = f"{names[rewritten[0]]} was truncated or rewritten while it was read."
+            raise Rewritten(what, remedy="It is read again.")
+
+
+def _quoted_names(connection: Connection, relation_oids: Sequence[int]) -> dict[int, str]:
+    with postgres_errors("reading the catalog"):
+        rows = connection.execute(
+            "SELECT c.oid::int8, quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_catalog.pg_class c "
+            "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid::int8 = ANY(%s) ORDER BY 1",
+            [list(relation_oids)],
+        ).fetchall()
+    names: dict[int, str] = dict(rows)
+    gone = set(relation_oids) - names.keys()
+    if gone:
+        raise dropped(f"the table with oid {min(gone)}")
+    return names
+
+
+def dropped(what: str) -> TableError:
+    return TableError(
+        f"{what} was dropped in the source while it was loaded.",
+        remedy="Take it out of source.tables, or make it again and start pgtide again.",
+    )
+
+
+@contextmanager
+def columns_as_named(connection: Connection, shape: TableShape) -> Iterator[None]:
+    """Fails unless the columns have, before and after the block, the names that the shape has for them."""
+    _check_names(connection, shape)
+    try:
+        yield
+    except PgtideError as error:
+        if isinstance(error.__cause__, psycopg.errors.UndefinedColumn):
+            raise Altered(f"{shape.qualified_name}: {error.what}") from error
+        raise
+    _check_names(connection, shape)
+
+
+def _check_names(connection: Connection, shape: TableShape) -> None:
+    with postgres_errors("reading the catalog"):
+        found = connection.execute(
+            "SELECT attnum, attname::text FROM pg_catalog.pg_attribute WHERE attrelid = %s AND NOT attisdropped",
+            [shape.relation_oid],
+        ).fetchall()
+    wanted = {(column.attnum, column.name) for column in shape.columns}
+    if found and not wanted <= set(found):
+        raise Altered(
+            f"{shape.qualified_name} was altered since the snapshot was taken, {_listed(wanted - set(found))} is gone",
+            remedy="A new snapshot is asked for.",
+        )
+
+
+def _listed(columns: set[tuple[int, str]]) -> str:
+    return ", ".join(f"column {name}" for _, name in sorted(columns))
 
 
 def read_range(connection: Connection, table: SourceTable, part: CtidRange) -> Iterator[pa.RecordBatch]:
     """The rows of a range with the lake's columns.  Complete only if the iterator ends without an error."""
-    with reading(connection, part.relation_oid, table.snapshot) as name:
-        query = _query(table, name, part)
-        with connection.cursor() as cursor, cursor.copy(query) as copy:
-            for frames in _frames(copy):
-                rows = decode_copy(table.shape, frames)
-                if rows.num_rows:
-                    yield mapped(table.shape, rows, table.columns)
+    leaf = part.relation_oid
+    with columns_as_named(connection, table.shape), under_snapshot(connection, [leaf], table.snapshot) as names:
+        check_files(connection, [part])
+        for rows in copied(connection, table.shape, _query(table, names[leaf], part)):
+            yield mapped(table.shape, rows, table.columns)
+
+
+def check_files(connection: Connection, parts: Iterable[CtidRange]) -> None:
+    """The ranges must be of the files that their tables have as of the snapshot."""
+    wanted = {(part.relation_oid, part.file) for part in parts}
+    found = connection.execute(
+        "SELECT oid::int8, relfilenode::int8 FROM pg_catalog.pg_class WHERE oid::int8 = ANY(%s)",
+        [[oid for oid, _ in wanted]],
+    ).fetchall()
+    if wanted - set(found):
+        raise Rewritten("The table was truncated or rewritten since it was cut.", remedy="It is read again.")
+
+
+def copied(connection: Connection, shape: TableShape, query: sql.Composed) -> Iterator[pa.RecordBatch]:
+    """Rows of a COPY whose columns are the shape's, as the log stores them."""
+    with connection.cursor() as cursor, cursor.copy(query) as copy:
+        for frames in _frames(copy):
+            rows = decode_copy(shape, frames)
+            if rows.num_rows:
+                yield rows
 
 
 def mapped(shape: TableShape, rows: pa.RecordBatch, schema: StructType) -> pa.RecordBatch:
@@ -134,9 +202,7 @@ def mapped(shape: TableShape, rows: pa.RecordBatch, schema: StructType) -> pa.Re
 
 def _query(table: SourceTable, name: str, part: CtidRange) -> sql.Composed:
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.shape.columns)
-    condition = sql.SQL("ctid >= {}").format(sql.Literal(f"({part.first_block},0)"))
-    if part.end_block is not None:
-        condition += sql.SQL(" AND ctid < {}").format(sql.Literal(f"({part.end_block},0)"))
+    condition = in_range(part)
     if table.row_filter is not None:
         condition += sql.SQL(" AND ({})").format(sql.SQL(table.row_filter))
     return sql.SQL("COPY (SELECT {} FROM ONLY {} WHERE {}) TO STDOUT (FORMAT binary)").format(
@@ -144,6 +210,13 @@ def _query(table: SourceTable, name: str, part: CtidRange) -> sql.Composed:
         sql.SQL(name),
         condition,
     )
+
+
+def in_range(part: CtidRange) -> sql.Composed:
+    condition = sql.SQL("ctid >= {}").format(sql.Literal(f"({part.first_block},0)"))
+    if part.end_block is not None:
+        condition += sql.SQL(" AND ctid < {}").format(sql.Literal(f"({part.end_block},0)"))
+    return condition
 
 
 def _frames(copy: psycopg.Copy) -> Iterator[Frames]:

@@ -6,6 +6,7 @@ rows are read in the driver; many by executors, each range over a connection of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,41 +15,69 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 from pgtide.config import Config
+from pgtide.errors import TableError, TransientError
+from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.published import published_tables
 from pgtide.spark.copy_range import (
-    CtidRange,
+    Altered,
     Rewritten,
     SnapshotGone,
     SourceReference,
     SourceTable,
+    StartAgain,
+    dropped,
     read_range,
-    reading,
+    under_snapshot,
 )
-from pgtide.spark.rows import arrow_schema
+from pgtide.spark.ctid_ranges import CtidRange
+from pgtide.spark.rows import arrow_schema, table_schema
 
 _RANGE_BYTES = 128 << 20
 _DRIVER_BYTES = 16 << 20
 
 
-def cut(connection: Connection, table: SourceTable) -> list[CtidRange]:
-    """All ranges of the table; the last one of each leaf is open at its end."""
+def source_table(
+    connection: Connection, relation_oid: int, snapshot: str, server_started: str, publications: Sequence[str]
+) -> SourceTable:
+    """The table as of the snapshot: the columns and rows that the stream carries from there on."""
+    with under_snapshot(connection, [relation_oid], snapshot):
+        shape = Catalog(connection).shapes([relation_oid], publications).get(relation_oid)
+        published = published_tables(connection, publications, [relation_oid]).get(relation_oid)
+    if shape is None:
+        raise dropped(f"the table with oid {relation_oid}")
+    row_filter = published.row_filter if published else None
+    return SourceTable(shape, table_schema(shape), snapshot, server_started, row_filter)
+
+
+def leaves(connection: Connection, table: SourceTable) -> list[int]:
+    """The tables that have the rows: the table itself, or its leaf partitions."""
     oid = table.shape.relation_oid
     with postgres_errors(f"reading {table.shape.qualified_name}"):
         found = connection.execute(
-            "SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(%s) WHERE isleaf", [oid]
+            "SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(%s) WHERE isleaf ORDER BY 1", [oid]
         ).fetchall()
+    return [row[0] for row in found] or [oid]
+
+
+def cut(connection: Connection, table: SourceTable) -> list[CtidRange]:
+    """All ranges of the table, each of about one output file; the last one of each leaf is open at its end."""
     ranges = []
-    for leaf in [row[0] for row in found] or [oid]:
+    for leaf in leaves(connection, table):
         # The size is read after the snapshot is taken: the other way round rows could lie beyond it.
-        with reading(connection, leaf, table.snapshot):
+        with under_snapshot(connection, [leaf], table.snapshot):
             size = connection.execute(
-                "SELECT pg_catalog.pg_relation_size(%s) / current_setting('block_size')::int8, "
-                "current_setting('block_size')::int8",
+                "SELECT c.relfilenode::int8, pg_relation_size(c.oid) / current_setting('block_size')::int8, "
+                "       pg_relation_size(c.oid) + coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) "
+                "FROM pg_catalog.pg_class c WHERE c.oid = %s",
                 [leaf],
             ).fetchone()
-        assert size is not None
-        starts = list(range(0, max(size[0], 1), _RANGE_BYTES // size[1]))
-        ranges += [CtidRange(leaf, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        if size is None:
+            continue  # attached after the snapshot was taken
+        file, blocks, length_bytes = size
+        step = max(1, _RANGE_BYTES * blocks // max(length_bytes, 1))
+        starts = list(range(0, max(blocks, 1), step))
+        ranges += [CtidRange(leaf, file, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
     return ranges
 
 
@@ -83,13 +112,20 @@ def rows_by_executors(
     return spark.range(0, len(parts), 1, tasks).mapInArrow(read, table.columns)  # type: ignore[arg-type]
 
 
+_OF_WORKERS = {
+    known.__name__: known for known in (SnapshotGone, Rewritten, Altered, StartAgain, TableError, TransientError)
+}
+_LAST_LINE = re.compile(rf"^(?:\w+\.)*({'|'.join(_OF_WORKERS)}): (.*)$", re.MULTILINE)
+
+
 @contextmanager
 def errors_of_workers(table_name: str) -> Iterator[None]:
-    """Spark brings the errors of its workers as text: those that a new snapshot mends become themselves again."""
+    """Spark brings the errors of its workers as text: ours become themselves again."""
     try:
         yield
     except PythonException as error:
-        for known in (SnapshotGone, Rewritten):
-            if known.__name__ in str(error):
-                raise known(f"{table_name}: the snapshot is gone, or the table was rewritten.") from error
+        found = _LAST_LINE.findall(str(error))
+        if found:
+            name, what = found[-1]
+            raise _OF_WORKERS[name](f"{table_name}: {what}") from error
         raise

@@ -31,7 +31,8 @@ from pgtide.schema import TableShape
 from pgtide.sinks.iceberg import stored_type
 from pgtide.spark.at import Point, at
 from pgtide.spark.comparison import Comparison, compare, described
-from pgtide.spark.copy_range import CtidRange, SourceTable
+from pgtide.spark.copy_range import SourceTable
+from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.exact_pair import ExactPair, exact_pair
 from pgtide.spark.request_point import Limits, Tell, publish_at
 from pgtide.spark.rows import table_schema
