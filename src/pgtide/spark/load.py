@@ -205,7 +205,7 @@ class Loader:
             raise StartAgain(f"{name}: it is not known what is loaded")
         before = parse_lsn((version.mark.load or "").rpartition("@")[2])
         slices = changes_between(self._applier.reader(), source.shape, before, pair.offer.lsn)
-        keys = changed_keys(self._spark, self._applier.reader(), source.shape, slices)
+        keys = changed_keys(self._spark, self._applier.reader(), self._log_location, source.shape, slices)
         with errors_of_workers(name):
             rows = KeyReader(self._spark, self._config, source, loaded).rows(connection, keys)
             mark = replace(loading, ranges=tuple(part.name for part in loaded))

@@ -57,18 +57,17 @@ def changes_between(reader: LogReader, shape: TableShape, after_lsn: int, up_to_
 
 
 def changed_keys(
-    spark: SparkSession, reader: LogReader, shape: TableShape, slices: list[Slice]
+    spark: SparkSession, reader: LogReader, log_location: str, shape: TableShape, slices: list[Slice]
 ) -> pa.Table | DataFrame:
     """The distinct keys that were changed, each column as text; worked out by executors if there are many."""
     if sum(piece.entry.rows for piece in slices) <= DRIVER_ROWS and sum(p.nbytes for p in slices) <= DRIVER_BYTES:
         return distinct_keys(shape, (reader.read(piece) for piece in slices))
-    path = str(reader.path)
     runs = [tuple(run) for run in runs_of_slices(slices, _RUN_BYTES)]
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                found = (worker_reader(path).read(piece) for piece in runs[number])
+                found = (worker_reader(log_location).read(piece) for piece in runs[number])
                 yield from distinct_keys(shape, found).to_batches()
 
     return spark.range(0, len(runs), 1, len(runs)).mapInArrow(look, _key_schema(shape)).distinct()
