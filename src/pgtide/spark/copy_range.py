@@ -12,7 +12,6 @@ Executors get a reference to the source, not its credentials: they read the conf
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,14 +26,12 @@ from pgtide.config import load_config
 from pgtide.decode import Frames, decode_copy
 from pgtide.errors import PgtideError, TableError, TransientError
 from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.copy_out import copy_out
 from pgtide.replication.server import Server
 from pgtide.schema import TableShape
 from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column
 
-_BATCH_ROWS = 50_000
-_BATCH_BYTES = 8 << 20
-_COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _LOCK_TIMEOUT_MS = 10_000
 
 
@@ -181,11 +178,10 @@ def check_files(connection: Connection, parts: Iterable[CtidRange]) -> None:
 
 def copied(connection: Connection, shape: TableShape, query: sql.Composed) -> Iterator[pa.RecordBatch]:
     """Rows of a COPY whose columns are the shape's, as the log stores them."""
-    with connection.cursor() as cursor, cursor.copy(query) as copy:
-        for frames in _frames(copy):
-            rows = decode_copy(shape, frames)
-            if rows.num_rows:
-                yield rows
+    for received in copy_out(connection, query.as_bytes(connection)):
+        rows = decode_copy(shape, Frames(received.buffer, received.starts, received.ends))
+        if rows.num_rows:
+            yield rows
 
 
 def mapped(shape: TableShape, rows: pa.RecordBatch, schema: StructType) -> pa.RecordBatch:
@@ -217,30 +213,3 @@ def in_range(part: CtidRange) -> sql.Composed:
     if part.end_block is not None:
         condition += sql.SQL(" AND ctid < {}").format(sql.Literal(f"({part.end_block},0)"))
     return condition
-
-
-def _frames(copy: psycopg.Copy) -> Iterator[Frames]:
-    """The server sends one message per row; the file header comes together with the first."""
-    messages: list[bytes | memoryview] = []
-    length_bytes = 0
-    first = True
-    for message in copy:
-        message = memoryview(message)
-        if first:
-            message, first = message[_header_bytes(message) :], False
-        if len(message) == 0:
-            continue
-        messages.append(message)
-        length_bytes += len(message)
-        if len(messages) >= _BATCH_ROWS or length_bytes >= _BATCH_BYTES:
-            yield Frames.from_messages(messages)
-            messages, length_bytes = [], 0
-    if messages:
-        yield Frames.from_messages(messages)
-
-
-def _header_bytes(message: memoryview) -> int:
-    if bytes(message[: len(_COPY_SIGNATURE)]) != _COPY_SIGNATURE:
-        raise TableError("The server's COPY does not begin as the binary format should.")
-    (extension_bytes,) = struct.unpack_from(">i", message, len(_COPY_SIGNATURE) + 4)
-    return len(_COPY_SIGNATURE) + 8 + int(extension_bytes)
