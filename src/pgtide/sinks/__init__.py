@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
@@ -69,6 +70,14 @@ class Changes:
     kept: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """What Parquet files must be to become a part of the table: where, and with which columns and field ids."""
+
+    folder: str
+    schema: pa.Schema
+
+
 class Sink(Protocol):
     def recorded(self, target: str) -> Version | None:
         """The table as it is now; None when there is none."""
@@ -91,6 +100,12 @@ class Sink(Protocol):
     def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         """Adds rows; without rows it only sets the mark."""
 
+    def file_layout(self, version: Version) -> FileLayout | None:
+        """How files for `append_files` are written; None if rows can only come by `append`."""
+
+    def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
+        """Adds the rows of files that were written as `file_layout` says."""
+
     def sweep(self, target: str) -> None:
         """Removes what killed writers left unfinished."""
 
@@ -104,4 +119,4 @@ class Sink(Protocol):
         """
 
 
-__all__ = ["Changes", "Conflict", "Mark", "Sink", "Version"]
+__all__ = ["Changes", "Conflict", "FileLayout", "Mark", "Sink", "Version"]

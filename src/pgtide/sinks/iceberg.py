@@ -32,7 +32,8 @@ from pyspark.sql.types import (
 
 from pgtide.errors import TableError
 from pgtide.failpoints import declare, reach
-from pgtide.sinks import Changes, Conflict, Mark, Version
+from pgtide.sinks import Changes, Conflict, FileLayout, Mark, Version
+from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import IcebergTable, is_conflict, quoted
 from pgtide.sinks.merge import merge_statement
 from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
@@ -141,6 +142,13 @@ class IcebergSink:
                 writer.append()
 
         return self._swap(version, mark, add)
+
+    def file_layout(self, version: Version) -> FileLayout | None:
+        table = IcebergTable(self._spark, version.target)
+        return None if table.is_partitioned_or_sorted() else layout_of_files(table.data_folder(), table.columns())
+
+    def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
+        return self._swap(version, mark, lambda table, branch: table.append_files(branch, paths, _summary(mark)))
 
     def sweep(self, target: str) -> None:
         """Removes branches that killed drivers left.  A living one loses its write, and begins again."""

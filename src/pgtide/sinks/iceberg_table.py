@@ -6,6 +6,7 @@ takes 10 to 50 ms, and reading a mark through `<table>.snapshots` would be a Spa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -120,6 +121,30 @@ class IcebergTable:
     def append_nothing(self, branch: str, summary: dict[str, str]) -> None:
         """An empty commit that carries the summary; makes the branch if it does not exist."""
         _commit(_with_summary(self._table.newFastAppend().toBranch(branch), summary))
+
+    def columns(self) -> dict[str, Any]:
+        """The schema with its field ids, in the form that Iceberg's specification gives it as JSON."""
+        found: dict[str, Any] = json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(self._table.schema()))
+        return found
+
+    def is_partitioned_or_sorted(self) -> bool:
+        return bool(self._table.spec().isPartitioned() or self._table.sortOrder().isSorted())
+
+    def data_folder(self) -> str:
+        """Where the table wants its data files to be."""
+        return str(self._table.locationProvider().newDataLocation("name")).removesuffix("/name")
+
+    def append_files(self, branch: str, paths: list[str], summary: dict[str, str]) -> None:
+        """Makes Parquet files that were written for it a part of the table, with what their footers tell."""
+        iceberg = self._jvm.org.apache.iceberg
+        metrics_config = iceberg.MetricsConfig.forTable(self._table)
+        append = self._table.newAppend().toBranch(branch)
+        for path in paths:
+            file = self._table.io().newInputFile(path)
+            metrics = iceberg.parquet.ParquetUtil.fileMetrics(file, metrics_config)
+            found = iceberg.DataFiles.builder(self._table.spec()).withInputFile(file).withFormat("PARQUET")
+            append = append.appendFile(found.withMetrics(metrics).build())
+        _commit(_with_summary(append, summary))
 
     def delete_everything(self, branch: str, summary: dict[str, str]) -> None:
         everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from pgtide.config import Config
 from pgtide.errors import LogError, TableError
@@ -31,6 +31,7 @@ from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.copy_range import Altered, Rewritten, SnapshotGone, SourceTable, StartAgain
 from pgtide.spark.ctid_ranges import CtidRange, missing, parse_range, together
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
+from pgtide.spark.range_files import files_by_executors
 from pgtide.spark.rows import frame_of
 from pgtide.spark.source_rows import cut, errors_of_workers, rows_by_executors, rows_here, source_table
 from pgtide.spark.targets import layout_for
@@ -38,6 +39,7 @@ from pgtide.spark.targets import layout_for
 _ROUNDS_MAX = 5  # in which a table gets no further
 _CONFLICTS_MAX = 10
 _POLL_S = 0.05
+_RANGES_PER_CONNECTION = 4  # a commit costs as much as reading 16 MiB; what a kill loses is no more than one group
 
 TABLE_BEGUN = declare("load.table.begun", "a table is marked as loading, it has no rows yet")
 RANGE_APPENDED = declare("load.range.appended", "some ranges of a table are loaded, others are not")
@@ -215,20 +217,23 @@ class Loader:
             return self._sink.upsert(version, Changes(rows, key), mark)
 
     def _groups(self, ranges: list[CtidRange]) -> list[list[CtidRange]]:
-        """Ranges that are read at the same time and committed together: as many as there may be connections."""
-        count = self._config.snapshot.connections
+        """Ranges that are committed together: a few for each connection, which reads them one after the other."""
+        count = _RANGES_PER_CONNECTION * self._config.snapshot.connections
         return [ranges[start : start + count] for start in range(0, len(ranges), count)]
 
     def _append(self, connection: Connection, source: SourceTable, version: Version, group: list[CtidRange]) -> Version:
         assert version.mark is not None
         mark = replace(version.mark, ranges=tuple(part.name for part in group))
         here = rows_here(connection, source, group)
-        if here is None:
-            rows: DataFrame | None = rows_by_executors(self._spark, self._config, source, group)
-        else:
+        if here is not None:
             rows = frame_of(self._spark, here, source.columns) if here.num_rows else None
-        with errors_of_workers(source.shape.qualified_name):
             return self._sink.append(version, rows, mark)
+        with errors_of_workers(source.shape.qualified_name):
+            layout = self._sink.file_layout(version)
+            if layout is None:
+                return self._sink.append(version, rows_by_executors(self._spark, self._config, source, group), mark)
+            files = files_by_executors(self._spark, self._config, source, group, layout)
+            return self._sink.append_files(version, files, mark)
 
 
 def _loaded_ranges(version: Version | None) -> list[CtidRange]:

@@ -33,7 +33,7 @@ from pgtide.spark.copy_range import (
 from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.rows import arrow_schema, table_schema
 
-_RANGE_BYTES = 128 << 20
+_RANGE_BYTES = 64 << 20
 _DRIVER_BYTES = 16 << 20
 
 

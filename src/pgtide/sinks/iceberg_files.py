@@ -1,0 +1,69 @@
+"""Parquet files that others write for an Iceberg table: their columns carry the table's field ids.
+
+Arrow columns written by pyarrow cost a third of what they cost as rows through Spark and Iceberg's own writer.  Iceberg
+finds columns by field id, also after they were renamed, so the ids must be in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from pgtide.sinks import FileLayout
+
+_PRIMITIVE = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+
+
+class _NotKnownError(ValueError):
+    """A type of which we do not know how Iceberg wants it in a file."""
+
+
+def layout_of_files(folder: str, columns: dict[str, Any]) -> FileLayout | None:
+    """None where pyarrow cannot write as Iceberg wants it, or not to that place."""
+    place = urlsplit(folder)
+    if place.scheme not in ("", "file"):
+        return None
+    try:
+        fields = [_field(found) for found in columns["fields"]]
+    except _NotKnownError:
+        return None
+    return FileLayout(place.path, pa.schema(fields))
+
+
+def _field(found: dict[str, Any]) -> pa.Field:
+    return _numbered(found["name"], found["type"], found["id"], required=found["required"])
+
+
+def _numbered(name: str, of: str | dict[str, Any], field_id: int, *, required: bool) -> pa.Field:
+    return pa.field(name, _type(of), nullable=not required, metadata={"PARQUET:field_id": str(field_id)})
+
+
+def _type(of: str | dict[str, Any]) -> pa.DataType:
+    if isinstance(of, str):
+        decimal = _DECIMAL.fullmatch(of)
+        if decimal:
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        if of not in _PRIMITIVE:
+            raise _NotKnownError(of)
+        return _PRIMITIVE[of]
+    if of["type"] == "struct":
+        return pa.struct([_field(found) for found in of["fields"]])
+    if of["type"] == "list":
+        return pa.list_(_numbered("element", of["element"], of["element-id"], required=of["element-required"]))
+    key = _numbered("key", of["key"], of["key-id"], required=True)
+    return pa.map_(key, _numbered("value", of["value"], of["value-id"], required=of["value-required"]))
