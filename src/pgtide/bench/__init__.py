@@ -3,6 +3,7 @@
 capture           Postgres → durable log, against pg_recvlogical
 latency           commit → durable in the log
 big-transaction   one transaction of millions of rows: memory and time to commit
+snapshot          the first load into Iceberg, against COPY and Spark's JDBC source
 planning          planning a batch over up to 10,000 segments of the log
 """
 
@@ -19,5 +20,12 @@ def benchmarks() -> dict[str, Callable[[bool], Result]]:
     from pgtide.bench.capture import capture
     from pgtide.bench.latency import latency
     from pgtide.bench.planning import planning
+    from pgtide.bench.snapshot import snapshot
 
-    return {"capture": capture, "latency": latency, "big-transaction": big_transaction, "planning": planning}
+    return {
+        "capture": capture,
+        "latency": latency,
+        "big-transaction": big_transaction,
+        "snapshot": snapshot,
+        "planning": planning,
+    }

@@ -77,9 +77,9 @@ class Workload:
 
 
 @contextmanager
-def workload(*, fsync: bool = False) -> Iterator[Workload]:
+def workload(*, fsync: bool = False, shared_buffers: str = "256MB") -> Iterator[Workload]:
     with (
-        postgres(max_wal_size="16GB", shared_buffers="256MB", checkpoint_timeout="1h", fsync=fsync) as server,
+        postgres(max_wal_size="16GB", shared_buffers=shared_buffers, checkpoint_timeout="1h", fsync=fsync) as server,
         tempfile.TemporaryDirectory(prefix="pgtide-bench-") as folder,
     ):
         yield Workload(server, Path(folder))
