@@ -26,6 +26,7 @@ class Column:
     key: bool = False  # part of the key by which rows are found again
     not_null: bool = False
     mask: str | None = None  # how the capture masked it: "sha256", "redact", "truncate:N"
+    missing: str | None = None  # what rows from before the column have, as Postgres prints it: ADD COLUMN … DEFAULT
 
     @property
     def storage_name(self) -> str:
@@ -68,6 +69,7 @@ class TableShape:
                     "key": column.key,
                     "not_null": column.not_null,
                     "mask": column.mask,
+                    **({} if column.missing is None else {"missing": column.missing}),
                 }
                 for column in self.columns
             ],
@@ -81,7 +83,15 @@ class TableShape:
             data["name"],
             data["replica_identity"],
             tuple(
-                Column(c["attnum"], c["name"], PgType.from_json(c["type"]), c["key"], c["not_null"], c["mask"])
+                Column(
+                    c["attnum"],
+                    c["name"],
+                    PgType.from_json(c["type"]),
+                    c["key"],
+                    c["not_null"],
+                    c["mask"],
+                    c.get("missing"),
+                )
                 for c in data["columns"]
             ),
         )

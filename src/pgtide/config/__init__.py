@@ -5,7 +5,18 @@
 """
 
 from pgtide.config.loading import DEFAULT_FILE, load_config
-from pgtide.config.model import INSERT_ONLY_SUFFIX, Capture, Config, Log, Mirror, Snapshot, Source, Spark, is_url
+from pgtide.config.model import (
+    INSERT_ONLY_SUFFIX,
+    Capture,
+    Config,
+    Log,
+    Mirror,
+    Snapshot,
+    Source,
+    Spark,
+    TableOptions,
+    is_url,
+)
 from pgtide.config.patterns import matches
 from pgtide.config.template import template
 
@@ -19,6 +30,7 @@ __all__ = [
     "Snapshot",
     "Source",
     "Spark",
+    "TableOptions",
     "is_url",
     "load_config",
     "matches",

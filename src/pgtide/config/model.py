@@ -161,6 +161,12 @@ class Capture(Section):
     )
 
 
+class TableOptions(Section):
+    """What can be set for one mirror table; what is not, is as for all."""
+
+    dropped_columns: Literal["keep", "drop"] | None = None
+
+
 class Mirror(Section):
     format: Literal["iceberg"] = Field("iceberg", description="Format of the mirror tables.")
     catalog: str = Field("lake", description="Name of the Spark catalog.")
@@ -178,6 +184,21 @@ class Mirror(Section):
     keep_points_hours: float = Field(
         24, gt=0, description="How long points can be read: all of the last hour, and before that one a minute."
     )
+
+    dropped_columns: Literal["keep", "drop"] = Field(
+        "keep",
+        description='A column that the source drops: "keep" leaves it in the mirror, null in newer rows; "drop".',
+    )
+    tables: dict[str, TableOptions] = Field(
+        {},
+        description='Other settings for some tables: a section [mirror.tables."schema.table"] each, with '
+        "dropped_columns.",
+    )
+
+    def options_of(self, qualified_name: str) -> TableOptions:
+        """What counts for this table."""
+        own = self.tables.get(qualified_name, TableOptions())
+        return TableOptions(dropped_columns=own.dropped_columns or self.dropped_columns)
 
     @field_validator("format", mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from pgtide.decode.decoded import CONTROL, Decoded, ShapedRows
 from pgtide.decode.frames import PAD, Frames
 from pgtide.decode.pgoutput import Decoder
 from pgtide.decode.relation import RelationColumn, RelationMessage
+from pgtide.decode.single import decode_text
 
 __all__ = [
     "CONTROL",
@@ -19,5 +20,6 @@ __all__ = [
     "RelationMessage",
     "ShapedRows",
     "decode_copy",
+    "decode_text",
     "needs_text",
 ]

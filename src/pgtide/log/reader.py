@@ -132,6 +132,10 @@ class LogReader:
     def shape(self, relation_oid: int, fingerprint: str) -> TableShape:
         return self._shapes.load(relation_oid, fingerprint)
 
+    def shapes_of(self, relation_oid: int) -> list[TableShape]:
+        """All shapes that a table has had, the present one last."""
+        return self._shapes.of(relation_oid)
+
     def shapes(self) -> dict[str, TableShape]:
         """The latest shape of every table, by qualified name."""
         latest = self._shapes.latest()

@@ -77,6 +77,10 @@ class ShapeStore:
             found += [each.shape for each in recorded]
         return found
 
+    def of(self, relation_oid: int) -> list[TableShape]:
+        """The shapes of one table, in the order of their turns."""
+        return [each.shape for each in sorted(self._recorded(f"{_FOLDER}/{relation_oid}"), key=_order)]
+
     def latest(self) -> dict[int, TableShape]:
         """Per relation the shape that it has now."""
         found = [max(self._recorded(folder), key=_order, default=None) for folder in self._folders()]

@@ -61,6 +61,7 @@ class Attribute:
     not_null: bool
     dropped: bool
     generated: bool
+    missing: str | None = None  # attmissingval: what rows that were there before the column have
 
 
 _Told = tuple[tuple[str, int, int], ...]  # name, type and modifier of each column: all that a message says of them

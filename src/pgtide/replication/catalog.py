@@ -161,7 +161,8 @@ class Catalog:
             pg_type = self._types.resolve(column.type_oid, column.typmod, attribute.dimensions if attribute else 0)
             is_key = attnum in key if full else column.key
             not_null = attribute is not None and not attribute.dropped and attribute.not_null
-            columns.append(Column(attnum, column.name, pg_type, is_key, not_null))
+            missing = None if attribute is None else attribute.missing
+            columns.append(Column(attnum, column.name, pg_type, is_key, not_null, missing=missing))
         return TableShape(
             message.relation_oid, message.namespace, message.name, message.replica_identity, tuple(columns)
         )
@@ -268,7 +269,8 @@ _SHAPES = f"""
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relreplident::text,
        coalesce((SELECT json_agg(json_build_array(
                      a.attnum, a.attname, a.atttypid::int8, a.atttypmod, a.attndims, a.attnotnull, a.attisdropped,
-                     a.attgenerated <> '') ORDER BY a.attnum)
+                     a.attgenerated <> '',
+                     CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END) ORDER BY a.attnum)
                  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0), '[]'),
        ARRAY(SELECT unnest(i.indkey[:i.indnkeyatts - 1])::int4 FROM pg_index i
              WHERE i.indrelid = c.oid AND i.indisprimary AND {_KEY_INDEX}),

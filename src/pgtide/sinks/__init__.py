@@ -17,14 +17,14 @@ A sink knows nothing of Postgres or of the log.  Rows come as DataFrames whose c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from pgtide.errors import TransientError
 
@@ -78,6 +78,19 @@ class FileLayout:
     schema: pa.Schema
 
 
+@dataclass(frozen=True, slots=True)
+class Alterations:
+    """What has happened to a table's columns besides new ones; names as they were before, but for those in `defaults`.
+
+    They take effect in this order: dropped, renamed (all at once: two may swap names), widened, added with a default.
+    """
+
+    dropped: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    widened: Mapping[str, DataType] = field(default_factory=dict)  # by the new name
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # new column → what rows have that are there already
+
+
 class Sink(Protocol):
     def recorded(self, target: str) -> Version | None:
         """The table as it is now; None when there is none."""
@@ -85,8 +98,16 @@ class Sink(Protocol):
     def create(self, target: str, columns: StructType, properties: dict[str, str]) -> Version:
         """Makes an empty table without a mark, unless it exists."""
 
-    def evolve(self, version: Version, columns: StructType, properties: dict[str, str]) -> None:
-        """Brings columns and properties up to date where that loses nothing: adds columns.  Can be repeated."""
+    def evolve(
+        self, version: Version, columns: StructType, properties: dict[str, str], alterations: Alterations | None = None
+    ) -> Version:
+        """Adds columns that are missing, alters others, sets properties: all of it at once or nothing.
+
+        A compare-and-swap as well: what the alterations were worked out from is in the version's properties.
+        """
+
+    def fill(self, version: Version, values: DataFrame, mark: Mark) -> Version:
+        """Gives all rows the values of this one row, in its columns."""
 
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
         """Writes and deletes rows by key."""
@@ -119,4 +140,4 @@ class Sink(Protocol):
         """
 
 
-__all__ = ["Changes", "Conflict", "FileLayout", "Mark", "Sink", "Version"]
+__all__ = ["Alterations", "Changes", "Conflict", "FileLayout", "Mark", "Sink", "Version"]

@@ -17,7 +17,7 @@ from itertools import islice
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.types import (
     ArrayType,
@@ -32,10 +32,10 @@ from pyspark.sql.types import (
 
 from pgtide.errors import TableError
 from pgtide.failpoints import declare, reach
-from pgtide.sinks import Changes, Conflict, FileLayout, Mark, Version
+from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import IcebergTable, is_conflict, quoted
-from pgtide.sinks.merge import merge_statement
+from pgtide.sinks.merge import fill_statement, merge_statement
 from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
@@ -68,6 +68,8 @@ TABLE_CREATED = declare("mirror.table.created", "a mirror table exists and has n
 BRANCH_CREATED = declare("mirror.branch.created", "the branch of a write exists and nothing is written to it")
 MERGED = declare("mirror.merged", "rows and mark are committed on the branch, main does not have them")
 FORWARDED = declare("mirror.forwarded", "main has the rows and the mark")
+ALTERING = declare("mirror.altering", "the columns of a table are to be altered, and are not yet")
+ALTERED = declare("mirror.altered", "the columns of a table are altered, rows that have them are not written")
 
 
 class IcebergSink:
@@ -89,14 +91,27 @@ class IcebergSink:
         reach(TABLE_CREATED)
         return _version(IcebergTable(self._spark, target))
 
-    def evolve(self, version: Version, columns: StructType, properties: dict[str, str]) -> None:
-        present = {field.name for field in self._spark.table(version.target).schema}
-        missing = [field for field in columns if field.name not in present]
-        if missing:
-            added = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in missing)
-            self._spark.sql(f"ALTER TABLE {version.target} ADD COLUMNS ({added})")
-        if any(version.properties.get(name) != value for name, value in properties.items()):
-            IcebergTable(self._spark, version.target).set_properties(properties)
+    def evolve(
+        self, version: Version, columns: StructType, properties: dict[str, str], alterations: Alterations | None = None
+    ) -> Version:
+        alterations = alterations or Alterations()
+        table = IcebergTable(self._spark, version.target)
+        found = table.properties()
+        if table.head() != version.snapshot_id or any(
+            found.get(name) != version.properties.get(name) for name in properties
+        ):
+            raise Conflict(f"{version.target} has moved since its mark was read.")
+        present = {alterations.renamed.get(name, name) for name in table.columns() - alterations.dropped}
+        added = [field for field in columns if field.name not in present]
+        altered = added or alterations != Alterations()
+        if altered or any(found.get(name) != value for name, value in properties.items()):
+            reach(ALTERING)
+            table.alter(alterations, added, properties)
+            reach(ALTERED)
+        return replace(version, properties=found | properties)
+
+    def fill(self, version: Version, values: DataFrame, mark: Mark) -> Version:
+        return self._merge(version, values, mark, lambda target, view: fill_statement(target, view, values.columns))
 
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
         return self._merge(version, changes.rows, mark, lambda target, view: merge_statement(target, view, changes))
@@ -124,10 +139,7 @@ class IcebergSink:
             if rows is None:
                 table.delete_everything(branch, _summary(mark))
             else:
-                writer = rows.writeTo(_branch_of(version.target, branch))
-                for name, value in _summary(mark).items():
-                    writer = writer.option(f"snapshot-property.{name}", value)
-                writer.overwrite(lit(True))
+                self._writer(version, branch, rows, mark).overwrite(lit(True))
 
         return self._swap(version, mark, overwrite)
 
@@ -136,10 +148,7 @@ class IcebergSink:
             if rows is None:
                 table.append_nothing(branch, _summary(mark))
             else:
-                writer = rows.writeTo(_branch_of(version.target, branch))
-                for name, value in _summary(mark).items():
-                    writer = writer.option(f"snapshot-property.{name}", value)
-                writer.append()
+                self._writer(version, branch, rows, mark).append()
 
         return self._swap(version, mark, add)
 
@@ -149,6 +158,16 @@ class IcebergSink:
 
     def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
         return self._swap(version, mark, lambda table, branch: table.append_files(branch, paths, _summary(mark)))
+
+    def _writer(self, version: Version, branch: str, rows: DataFrame, mark: Mark) -> DataFrameWriterV2:
+        """Columns that the rows do not have are null."""
+        present = set(rows.columns)
+        absent = [field for field in self._spark.table(version.target).schema if field.name not in present]
+        whole = rows.select("*", *(lit(None).cast(field.dataType).alias(field.name) for field in absent))
+        writer = whole.writeTo(_branch_of(version.target, branch))
+        for name, value in _summary(mark).items():
+            writer = writer.option(f"snapshot-property.{name}", value)
+        return writer
 
     def sweep(self, target: str) -> None:
         """Removes branches that killed drivers left.  A living one loses its write, and begins again."""

@@ -7,8 +7,10 @@ takes 10 to 50 ms, and reading a mark through `<table>.snapshots` would be a Spa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 from py4j.java_collections import MapConverter
@@ -17,8 +19,9 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
+from pyspark.sql.types import AtomicType, DataType, StructField, StructType, VariantType
 
-from pgtide.sinks import Conflict
+from pgtide.sinks import Alterations, Conflict
 
 MAIN = "main"
 
@@ -65,14 +68,54 @@ class IcebergTable:
             parent = snapshot.parentId()
             snapshot_id = None if parent is None else int(parent)
 
+    def columns(self) -> set[str]:
+        return {str(field.name()) for field in self._table.schema().columns()}
+
     def properties(self) -> dict[str, str]:
         return dict(self._table.properties())
 
-    def set_properties(self, properties: dict[str, str]) -> None:
-        update = self._table.updateProperties()
+    def alter(self, alterations: Alterations, added: Sequence[StructField], properties: Mapping[str, str]) -> None:
+        """Columns and properties in one commit; refuses when the table has changed since it was loaded."""
+        transaction = self._table.newTransaction()
+        if alterations.dropped:
+            update = transaction.updateSchema()
+            for name in alterations.dropped:
+                update = update.deleteColumn(name)
+            _commit(update)
+        if alterations.renamed:
+            update = transaction.updateSchema()
+            for name, new_name in alterations.renamed.items():
+                update = update.renameColumn(name, new_name)
+            _commit(update)
+        update = transaction.updateSchema()
+        for name, wider in alterations.widened.items():
+            update = update.updateColumn(name, self._type(wider))
+        for field in added:
+            update = self._added(update, field, alterations.defaults.get(field.name))
+        _commit(update)
+        update = transaction.updateProperties()
         for name, value in properties.items():
             update.set(name, value)
         _commit(update)
+        _commit(transaction, "commitTransaction")
+
+    def _added(self, update: Any, field: StructField, default: Any) -> Any:
+        """Rows that are there read the default without being written: their files do not have the column."""
+        of = self._type(field.dataType)
+        if default is None:
+            return update.addColumn(field.name, of)
+        # As text, which Iceberg reads by the column's type.
+        if isinstance(default, date):
+            default = default.isoformat()
+        elif isinstance(default, Decimal):
+            default = f"{default:f}"
+        literal = self._jvm.org.apache.iceberg.expressions.Literal
+        return update.addColumn(field.name, of, literal.of(default).to(of))
+
+    def _type(self, of: DataType) -> Any:
+        # As a column of a schema: a StructType by itself would be taken for one.
+        schema = self._jvm.org.apache.spark.sql.types.DataType.fromJson(StructType([StructField("c", of)]).json())
+        return self._jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(schema).findType("c")
 
     def branches(self) -> list[str]:
         return [name for name in dict(self._table.refs()) if name != MAIN]
@@ -173,9 +216,15 @@ def _with_summary(update: Any, summary: dict[str, str]) -> Any:
     return update
 
 
-def _commit(update: Any) -> None:
+def can_be_default(of: DataType, value: Any) -> bool:
+    """Whether Iceberg can have the value as a column's default: nothing nested, nothing that JSON has no number for."""
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return isinstance(of, AtomicType) and not isinstance(of, VariantType) and finite
+
+
+def _commit(update: Any, method: str = "commit") -> None:
     try:
-        update.commit()
+        getattr(update, method)()
     except Py4JJavaError as error:
         if is_conflict(error):
             raise Conflict(_first_line(error)) from error

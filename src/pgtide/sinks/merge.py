@@ -39,6 +39,12 @@ def merge_statement(target: str, source: str, changes: Changes) -> str:
     )
 
 
+def fill_statement(target: str, source: str, columns: list[str]) -> str:
+    """All rows get the values of the source's one row."""
+    assigned = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in columns)
+    return f"MERGE INTO {target} t USING {source} s ON true WHEN MATCHED THEN UPDATE SET {assigned}"
+
+
 def _source(target: str, source: str, changes: Changes, columns: list[str]) -> str:
     if not changes.kept:
         return f"SELECT * FROM {source}"

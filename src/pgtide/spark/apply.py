@@ -2,19 +2,21 @@
 
 Few rows are read and folded here in the driver and handed to Spark as one small Arrow table, which is about twice as
 fast as a job for reading; many are read and folded by executors (`wide_fold`).  Either way at most one row per key
-reaches the sink, whose write is a compare-and-swap: on a conflict everything is worked out again from what the table
-then records.
+reaches the sink, and changes of one shape at a time (`parts`): where the shape changes, the table is altered first.
+A write is a compare-and-swap: on a conflict everything is worked out again from what the table then records.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
+from pgtide import config
 from pgtide.errors import TableError
 from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.schema import TableShape
@@ -24,7 +26,8 @@ from pgtide.sinks.multiset import net_rows, rows_that_come
 from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go, last_truncate
 from pgtide.spark.fold import fold
 from pgtide.spark.folded_rows import folded_schema, lake_rows
-from pgtide.spark.rows import DEFAULT_POLICY, frame_of
+from pgtide.spark.parts import Part, fitting, has_untold, parts_by_shape
+from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, frame_of
 from pgtide.spark.targets import Layout, layout_for
 from pgtide.spark.wide_fold import WideFold
 
@@ -63,8 +66,9 @@ class MirrorTable:
 class Applier:
     """Used by several threads at once, each with a table of its own."""
 
-    def __init__(self, spark: SparkSession, sink: Sink, log_location: str) -> None:
+    def __init__(self, spark: SparkSession, sink: Sink, log_location: str, options: config.Mirror) -> None:
         self._spark = spark
+        self._options = options
         self._sink = sink
         self._log_location = log_location
         self._threads = threading.local()
@@ -113,36 +117,55 @@ class Applier:
         if table.clean_to >= to:
             return
         slices = self.reader().plan(table.clean_to, to, table.shape.relation_oid)
-        if slices:
-            table.shape = self.reader().shape(slices[-1].relation_oid, slices[-1].entry.fingerprint)
-            table.version = self._write(table, version, slices, to)
+        for part in parts_by_shape(slices, to):
+            version = table.version = self._write(table, version, part)
+            table.clean_to = part.end
         table.clean_to = to
 
-    def _write(self, table: MirrorTable, version: Version, slices: list[Slice], to: int) -> Version:
+    def _write(self, table: MirrorTable, version: Version, part: Part) -> Version:
+        """Changes of one shape: the table gets that shape at their place in the order, then their rows."""
         recorded = version.mark
         assert recorded is not None
-        layout = layout_for(table.shape, version)
-        if recorded.shape != table.shape.fingerprint:
-            self._sink.evolve(version, layout.columns, layout.properties)
-            version = replace(version, properties=version.properties | layout.properties)
-        count, length_bytes = sum(piece.entry.rows for piece in slices), sum(piece.nbytes for piece in slices)
+        table.shape = self.reader().shape(part.relation_oid, part.fingerprint)
+        fingerprint, shape = part.fingerprint, table.shape
+        if fingerprint != recorded.shape or has_untold(shape):
+            fingerprint, shape = fitting(shape, recorded.shape, self.reader().shapes_of(part.relation_oid))
+        version, layout = self._evolve(table, version, shape, part.start)
+        recorded = version.mark
+        assert recorded is not None
+        count, length_bytes = sum(piece.entry.rows for piece in part.slices), sum(piece.nbytes for piece in part.slices)
         small = count <= DRIVER_ROWS and length_bytes <= DRIVER_BYTES
-        batch = self._fold_here(table.shape, layout, slices) if small else self._fold_wide(table.shape, layout, slices)
-        mark = Mark(self.log_id, table.shape.fingerprint, to, recorded.changes + batch.changes)
+        batch = self._fold_here(shape, layout, part.slices) if small else self._fold_wide(shape, layout, part.slices)
+        mark = replace(recorded, shape=fingerprint, offset=part.end, changes=recorded.changes + batch.changes)
         if batch.changes == 0:
             return version
         if batch.truncated:
             rows = rows_that_come(net_rows(batch.rows)) if batch.counted and batch.rows is not None else batch.rows
             return self._sink.replace(version, rows, mark)
-        if not batch.counted and not table.shape.key_columns:
+        if not batch.counted and not shape.key_columns:
             return self._sink.append(version, batch.rows, mark)
         assert batch.rows is not None
         if batch.counted:
             return self._sink.recount(version, batch.rows, mark)
-        key = tuple(column.name for column in table.shape.key_columns)
+        key = tuple(column.name for column in shape.key_columns)
         return self._sink.upsert(version, Changes(batch.rows, key, batch.kept), mark)
 
-    def _fold_here(self, shape: TableShape, layout: Layout, slices: list[Slice]) -> Batch:
+    def _evolve(self, table: MirrorTable, version: Version, shape: TableShape, place: int) -> tuple[Version, Layout]:
+        """Brings the table's columns to the shape; all changes before `place` are in it.  Can be repeated."""
+        layout = layout_for(shape, version, self._options.options_of(table.name))
+        if layout.properties.items() <= version.properties.items():
+            return version, layout
+        version = self._sink.evolve(version, layout.columns, layout.interim, layout.alterations)
+        if layout.unfilled:
+            assert version.mark is not None
+            columns = StructType([field for field in layout.columns if field.name in layout.unfilled])
+            one_row = pa.table(layout.unfilled).select(columns.names).cast(arrow_schema(columns))
+            values = frame_of(self._spark, one_row, columns)
+            version = self._sink.fill(version, values, replace(version.mark, offset=place))
+            version = self._sink.evolve(version, layout.columns, layout.properties)
+        return version, layout
+
+    def _fold_here(self, shape: TableShape, layout: Layout, slices: Sequence[Slice]) -> Batch:
         pieces = [self.reader().read(piece) for piece in slices]
         pieces = [piece for piece in pieces if piece.rows.num_rows]
         if not pieces:
@@ -152,7 +175,7 @@ class Applier:
         folded = fold(shape, ((piece.shape, piece.rows) for piece in pieces))
         bare = folded.truncated or not shape.key_columns
         kept = () if bare else tuple(folded.kept)
-        schema = folded_schema(shape, layout.columns, kept, bare=bare)
+        schema = folded_schema(shape, layout.columns_for(shape), kept, bare=bare)
         rows = lake_rows(folded, schema, DEFAULT_POLICY)
         frame = frame_of(self._spark, rows, schema) if rows.num_rows or not bare else None
         return Batch(frame, folded.changes, folded.truncated, kept_names(shape, kept))
@@ -160,14 +183,14 @@ class Applier:
     def _count_here(self, shape: TableShape, layout: Layout, pieces: list[LogRows]) -> Batch:
         truncated_at = last_truncate(pieces)
         rows = pa.concat_tables(
-            [counted_rows(shape, piece, layout.columns, DEFAULT_POLICY, truncated_at) for piece in pieces]
+            [counted_rows(shape, piece, layout.live, DEFAULT_POLICY, truncated_at) for piece in pieces]
         )
-        frame = frame_of(self._spark, rows, counted_schema(layout.columns)) if rows.num_rows else None
+        frame = frame_of(self._spark, rows, counted_schema(layout.live)) if rows.num_rows else None
         changes = sum(piece.rows.num_rows for piece in pieces)
         return Batch(frame, changes, truncated_at is not None, counted=True)
 
-    def _fold_wide(self, shape: TableShape, layout: Layout, slices: list[Slice]) -> Batch:
-        wide = WideFold(self._spark, self._log_location, shape, layout.columns, slices)
+    def _fold_wide(self, shape: TableShape, layout: Layout, slices: Sequence[Slice]) -> Batch:
+        wide = WideFold(self._spark, self._log_location, shape, layout.columns_for(shape), slices)
         survey = wide.survey()
         if not shape.key_columns and survey.goes:
             return Batch(wide.counted(survey), survey.changes, survey.truncated_at is not None, counted=True)

@@ -15,8 +15,10 @@ from pgtide.change import OldImage, Op
 from pgtide.errors import TableError
 from pgtide.log.reader import LogRows
 from pgtide.schema import TableShape
+from pgtide.sinks.merge import PREFIX
 from pgtide.sinks.multiset import SIGN
 from pgtide.spark.images import Image, new_rows, old_rows
+from pgtide.spark.missing import lake_missing
 from pgtide.spark.rows import arrow_schema
 from pgtide.types import TypePolicy
 
@@ -49,9 +51,10 @@ def counted_rows(
     part = LogRows(found.shape, rows)
     _check_whole_rows(shape, part)
     names = {column.attnum: column.name for column in shape.columns}
-    captured = [names.get(column.attnum, column.name) for column in found.shape.columns]
+    captured = [names.get(column.attnum, f"{PREFIX}{column.storage_name}") for column in found.shape.columns]
+    later = {column.name: lake_missing(column, 1, policy) for column in shape.columns if column.name not in captured}
     come, go = new_rows(part, policy), old_rows(part, policy)
-    return pa.concat_tables([_signed(captured, come, columns, 1), _signed(captured, go, columns, -1)])
+    return pa.concat_tables([_signed(captured, come, columns, later, 1), _signed(captured, go, columns, later, -1)])
 
 
 def _check_whole_rows(shape: TableShape, found: LogRows) -> None:
@@ -67,7 +70,8 @@ def _check_whole_rows(shape: TableShape, found: LogRows) -> None:
         )
 
 
-def _signed(names: Sequence[str], image: Image, columns: StructType, sign: int) -> pa.Table:
+def _signed(names: Sequence[str], image: Image, columns: StructType, later: dict[str, pa.Array], sign: int) -> pa.Table:
+    """`later`: what these rows have in columns that came after them."""
     wanted = arrow_schema(counted_schema(columns))
     here = pa.array(np.flatnonzero(image.present))
     arrays = dict(zip(names, image.columns, strict=True))
@@ -78,6 +82,7 @@ def _signed(names: Sequence[str], image: Image, columns: StructType, sign: int) 
         elif field.name in arrays:
             taken = arrays[field.name].take(here)
             ordered.append(taken if taken.type == field.type else taken.cast(field.type))
-        else:  # a column that came later
-            ordered.append(pa.nulls(len(here), field.type))
+        else:
+            value = later.get(field.name, pa.nulls(1, field.type)).cast(field.type)
+            ordered.append(value.take(pa.array(np.zeros(len(here), np.int64))))
     return pa.Table.from_arrays(ordered, schema=wanted)

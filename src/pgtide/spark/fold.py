@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pgtide.change import OldImage, Op
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
+from pgtide.spark.missing import stored_missing
 from pgtide.types import storage_type
 
 Indexes = npt.NDArray[np.int64]
@@ -110,7 +111,7 @@ class _Events:
 def together(shape: TableShape, pieces: Iterable[tuple[TableShape, pa.RecordBatch]]) -> pa.Table:
     """One table: `_op`, `_old`, c<n>, _text.c<n>, the old key, and as `_u.c<n>` whether a value is unchanged.
 
-    A column that a piece did not have yet is null there.
+    Columns have the types of `shape`.  One that a piece did not have yet has there what it left rows from before with.
     """
     tables = []
     names = [column.storage_name for column in shape.columns]
@@ -119,16 +120,35 @@ def together(shape: TableShape, pieces: Iterable[tuple[TableShape, pa.RecordBatc
     for piece_shape, rows in pieces:
         _check_told(shape, piece_shape)
         arrays = {name: rows.column(name) for name in rows.schema.names if name in wanted}
+        captured = {column.attnum: column for column in piece_shape.columns}
+        for column in shape.columns:
+            if column.attnum not in captured:
+                arrays |= stored_missing(column, rows.num_rows)
+            else:
+                _widen(arrays, column, storage_type(captured[column.attnum].type), shape)
         for name, flags in unchanged_flags(piece_shape, rows).items():
             arrays[f"_u.{name}"] = pa.array(flags)
         tables.append(pa.table(arrays))
     if not tables:
         raise ValueError("nothing to fold")
-    table = pa.concat_tables(tables, promote_options="default")
-    missing = [column for column in shape.columns if column.storage_name not in table.column_names]
-    for column in missing:
-        table = table.append_column(column.storage_name, pa.nulls(table.num_rows, storage_type(column.type)))
-    return table
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _widen(arrays: dict[str, pa.Array], column: Column, captured: pa.DataType, shape: TableShape) -> None:
+    """Rows from before a column got its type: as that type has their values."""
+    wanted = storage_type(column.type)
+    if captured == wanted:
+        return
+    for name in (column.storage_name, f"_old.{column.storage_name}"):
+        if name in arrays:
+            try:
+                arrays[name] = arrays[name].cast(wanted)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise TableError(
+                    f"{shape.qualified_name}: column {column.name} has changed its type, and values from before do not "
+                    f"fit it ({error}).",
+                    remedy=f"Drop the mirror table of {shape.qualified_name} to load it anew.",
+                ) from error
 
 
 def _check_told(shape: TableShape, captured: TableShape) -> None:

@@ -161,7 +161,7 @@ class Loader:
             table.shape = source.shape
             layout = layout_for(source.shape, version)
             version = version or self._sink.create(table.target, layout.columns, layout.properties)
-            self._sink.evolve(version, layout.columns, layout.properties)
+            version = self._sink.evolve(version, layout.columns, layout.properties, layout.alterations)
             source = replace(source, columns=layout.columns)
             table.version = version = self._begun(connection, source, version, pair)
             reach(TABLE_BEGUN)

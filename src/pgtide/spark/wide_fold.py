@@ -7,7 +7,7 @@ and everything is folded in one partition.  Otherwise such a row is two: its old
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +54,7 @@ class Survey:
 
 class WideFold:
     def __init__(
-        self, spark: SparkSession, log_location: str, shape: TableShape, columns: StructType, slices: list[Slice]
+        self, spark: SparkSession, log_location: str, shape: TableShape, columns: StructType, slices: Sequence[Slice]
     ) -> None:
         self._spark = spark
         self._log_location = log_location
