@@ -6,12 +6,10 @@ What it shows: the memory of the capture stays bounded, no row is lost or too ma
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-from pgtide.bench.drain import begin
+from pgtide.bench.drain import begin, capturing
 from pgtide.bench.result import Result
 from pgtide.bench.workload import Workload, workload
 from pgtide.config import load_config
@@ -34,9 +32,7 @@ def _measure(work: Workload, rows: int, rolled_back: float, suffix: str, result:
     file = work.configuration(f"big{suffix}")
     begin(file)
     config = load_config(file)
-    command = [sys.executable, "-m", "pgtide", "capture", "--config", str(file)]
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
+    with capturing(file) as child:
         expected = 0
         with work.server.connect(autocommit=False) as connection:
             for number in range(0, rows, _STEP):
@@ -58,9 +54,6 @@ def _measure(work: Workload, rows: int, rolled_back: float, suffix: str, result:
         peak_rss_mb = _peak_rss_mb(child.pid)
         pieces = reader.plan(reader.first_offset(), reader.end().end_offset)
         found = sum(reader.read(piece).rows.num_rows for piece in pieces)
-    finally:
-        child.terminate()
-        child.wait()
     result.figures |= {
         f"rows_expected{suffix}": expected,
         f"rows_in_log{suffix}": found,

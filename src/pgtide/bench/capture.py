@@ -8,21 +8,16 @@ once, at the end.
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgtide.bench.debezium import NotRunError, drain_seconds
 from pgtide.bench.drain import Drained, begin, drain
-from pgtide.bench.result import Result
-from pgtide.bench.workload import Workload, workload
-from pgtide.capture.pipeline import stream_options
-from pgtide.lsn import format_lsn
+from pgtide.bench.recvlogical import pg_recvlogical_seconds, same_options
+from pgtide.bench.result import Result, say
+from pgtide.bench.workload import INTERLEAVED, Workload, interleaved, workload
 
 _REPETITIONS = 3
-_TABLES = ("orders", "items", "events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ def capture(small: bool) -> Result:
     scenarios = [
         _Scenario("large", 1_000_000 // scale, lambda work, rows: work.insert("orders", rows, 1000)),
         _Scenario("single_row", 200_000 // scale, lambda work, rows: work.insert("orders", rows, 1)),
-        _Scenario("interleaved", 600_000 // scale, _interleaved),
+        _Scenario("interleaved", 600_000 // scale, interleaved),
     ]
     with workload() as work:
         result.environment["postgres"] = work.server.version
@@ -47,28 +42,8 @@ def capture(small: bool) -> Result:
     return result
 
 
-def _interleaved(work: Workload, changes: int) -> None:
-    """Three tables, inserts, updates and deletes, mixed within transactions of 60 changes."""
-    work.execute(
-        f"""
-        DO $$ DECLARE k bigint; BEGIN
-        FOR k IN 1..{changes // 60} LOOP
-            INSERT INTO orders SELECT i, 1, 'new', i % 100, true, now(), 'a note ' || i, gen_random_uuid(), i, 1
-                FROM generate_series(k * 10, k * 10 + 9) i;
-            INSERT INTO items SELECT i, 1, 'new', i % 100, true, now(), 'a note ' || i, gen_random_uuid(), i, 1
-                FROM generate_series(k * 10, k * 10 + 9) i;
-            UPDATE orders SET status = 'paid', amount = amount + 1 WHERE id BETWEEN k * 10 AND k * 10 + 9;
-            INSERT INTO events SELECT i, 1, 'new', i % 100, true, now(), 'a note ' || i, gen_random_uuid(), i, 1
-                FROM generate_series(k * 10, k * 10 + 9) i;
-            UPDATE items SET quantity = quantity + 1 WHERE id BETWEEN k * 10 AND k * 10 + 9;
-            DELETE FROM events WHERE id BETWEEN k * 10 AND k * 10 + 9;
-            COMMIT;
-        END LOOP; END $$"""
-    )
-
-
 def _measure(scenario: _Scenario, work: Workload, result: Result) -> None:
-    work.create_tables(*_TABLES)
+    work.create_tables(*INTERLEAVED)
     ours: list[Drained] = []
     same: list[float] = []
     defaults: list[float] = []
@@ -84,12 +59,12 @@ def _measure(scenario: _Scenario, work: Workload, result: Result) -> None:
     scenario.generate(work, scenario.changes)
     lsn = work.wal_end_lsn()
     for number in numbers:
-        _say(f"{scenario.name}: repetition {number + 1} of {_REPETITIONS}")
-        same.append(_pg_recvlogical(work, f"same_{number}", lsn, _same_options(work)))
+        say(f"{scenario.name}: repetition {number + 1} of {_REPETITIONS}")
+        same.append(pg_recvlogical_seconds(work, f"same_{number}", lsn, same_options(work)))
         ours.append(drain(configurations[number], lsn))
         if scenario.name == "large":
             plain = {"proto_version": "1", "publication_names": "pgtide"}
-            defaults.append(_pg_recvlogical(work, f"defaults_{number}", lsn, plain))
+            defaults.append(pg_recvlogical_seconds(work, f"defaults_{number}", lsn, plain))
     rates = [scenario.changes / one.seconds for one in ours]
     key = "pg_recvlogical" if scenario.name == "large" else f"pg_recvlogical_{scenario.name}"
     result.add_ratio(key, rates, [scenario.changes / seconds for seconds in same])
@@ -104,29 +79,10 @@ def _measure(scenario: _Scenario, work: Workload, result: Result) -> None:
 
 
 def _beside_debezium(scenario: _Scenario, work: Workload, rate: float, result: Result) -> None:
-    _say("large: Debezium")
+    say("large: Debezium")
     try:
         seconds = drain_seconds(work.server, "debezium", scenario.changes)
     except NotRunError as error:
         result.not_run["debezium"] = error.what
     else:
         result.add_ratio("debezium", [rate], [scenario.changes / seconds])
-
-
-def _same_options(work: Workload) -> dict[str, str]:
-    return stream_options(work.server.version * 10000, ("pgtide",))
-
-
-def _pg_recvlogical(work: Workload, slot: str, lsn: int, options: dict[str, str]) -> float:
-    """Seconds until pg_recvlogical has written everything up to `lsn` to /dev/null."""
-    command = [str(work.server.programs / "pg_recvlogical"), "-d", work.server.dsn, "-S", slot, "--start", "--no-loop"]
-    command += ["--endpos", format_lsn(lsn), "-f", "/dev/null"]
-    for name, value in options.items():
-        command += ["-o", f"{name}={value}"]
-    started = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.monotonic() - started
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Drained:
+    began_s: float  # by the machine's monotonic clock
     seconds: float
     cpu_s: float
     peak_rss_mb: float
@@ -53,6 +56,17 @@ def drain(config: Path, lsn: int) -> Drained:
         return Drained(**json.loads(child.stdout.readline()))
 
 
+@contextmanager
+def capturing(config: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`pgtide capture` beside the block."""
+    command = [sys.executable, "-m", "pgtide", "capture", "--config", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+        try:
+            yield child
+        finally:
+            child.terminate()
+
+
 def _child(config: Path, lsn: int) -> None:
     capture, stop = Capture(load_config(config)), threading.Event()
     thread = threading.Thread(target=capture.run, args=[stop])
@@ -67,7 +81,7 @@ def _child(config: Path, lsn: int) -> None:
     capture.wake()
     thread.join()
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "cpu_s": cpu_s, "peak_rss_mb": peak_rss_mb}), flush=True)
+    print(json.dumps({"began_s": started, "seconds": seconds, "cpu_s": cpu_s, "peak_rss_mb": peak_rss_mb}), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -58,3 +59,8 @@ def environment() -> dict[str, Any]:
 def percentile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(part * (len(ordered) - 1)))]
+
+
+def say(text: str) -> None:
+    """Tells whoever watches how far it is; standard output is for the result."""
+    print(text, file=sys.stderr, flush=True)

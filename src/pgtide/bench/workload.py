@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,8 @@ BEGIN
 END $$
 """
 
+INTERLEAVED = ("orders", "items", "events")
+
 
 class Workload:
     def __init__(self, server: LocalPostgres, folder: Path) -> None:
@@ -46,6 +48,17 @@ class Workload:
 
     def insert(self, table: str, rows: int, per_transaction: int, first: int = 1) -> None:
         self._connection.execute("CALL write_rows(%s, %s, %s, %s)", [table, first, first + rows - 1, per_transaction])
+
+    def insert_together(self, tables: Sequence[str], row: int) -> None:
+        """One transaction that writes a row into each of these tables."""
+        statements = [f'INSERT INTO "{table}" (id, status) VALUES ({row}, $$new$$)' for table in tables]
+        self.execute(";".join(statements))
+
+    def drop_tables(self) -> None:
+        self.execute(
+            "DO $$ DECLARE t name; BEGIN FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP "
+            "EXECUTE format('DROP TABLE %I', t); END LOOP; END $$"
+        )
 
     def execute(self, statement: str) -> None:
         self._connection.execute(statement.encode())
@@ -74,6 +87,26 @@ class Workload:
         row = self._connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert row is not None
         return parse_lsn(row[0])
+
+
+def interleaved(work: Workload, changes: int, first: int = 1) -> None:
+    """Three tables, inserts, updates and deletes, mixed within transactions of 60 changes."""
+    work.execute(
+        f"""
+        DO $$ DECLARE k bigint; BEGIN
+        FOR k IN {first}..{first + changes // 60 - 1} LOOP
+            INSERT INTO orders SELECT i, 1, 'new', i % 100, true, now(), 'a note ' || i, gen_random_uuid(), i, 1
+                FROM generate_series(k * 10, k * 10 + 9) i;
+            INSERT INTO items SELECT i, 1, 'new', i % 100, true, now(), 'a note ' || i, gen_random_uuid(), i, 1
+                FROM generate_series(k * 10, k * 10 + 9) i;
+            UPDATE orders SET status = 'paid', amount = amount + 1 WHERE id BETWEEN k * 10 AND k * 10 + 9;
+            INSERT INTO events SELECT i, 1, 'new', i % 100, true, now(), 'a note ' || i, gen_random_uuid(), i, 1
+                FROM generate_series(k * 10, k * 10 + 9) i;
+            UPDATE items SET quantity = quantity + 1 WHERE id BETWEEN k * 10 AND k * 10 + 9;
+            DELETE FROM events WHERE id BETWEEN k * 10 AND k * 10 + 9;
+            COMMIT;
+        END LOOP; END $$"""
+    )
 
 
 @contextmanager

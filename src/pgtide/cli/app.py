@@ -257,7 +257,7 @@ def demo(
 @app.command(epilog=_EXIT_CODES)
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="capture, latency, big-transaction, snapshot or planning.")
+        str, typer.Argument(metavar="NAME", help="capture, latency, mirror, big-transaction, snapshot or planning.")
     ],
     as_json: AsJson = False,
     small: Annotated[bool, typer.Option("--small", metavar="", help="A size that only shows that it runs.")] = False,

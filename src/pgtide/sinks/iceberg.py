@@ -154,7 +154,9 @@ class IcebergSink:
 
     def file_layout(self, version: Version) -> FileLayout | None:
         table = IcebergTable(self._spark, version.target)
-        return None if table.is_partitioned_or_sorted() else layout_of_files(table.data_folder(), table.columns())
+        return (
+            None if table.is_partitioned_or_sorted() else layout_of_files(table.data_folder(), table.schema_with_ids())
+        )
 
     def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
         return self._swap(version, mark, lambda table, branch: table.append_files(branch, paths, _summary(mark)))

@@ -165,7 +165,7 @@ class IcebergTable:
         """An empty commit that carries the summary; makes the branch if it does not exist."""
         _commit(_with_summary(self._table.newFastAppend().toBranch(branch), summary))
 
-    def columns(self) -> dict[str, Any]:
+    def schema_with_ids(self) -> dict[str, Any]:
         """The schema with its field ids, in the form that Iceberg's specification gives it as JSON."""
         found: dict[str, Any] = json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(self._table.schema()))
         return found

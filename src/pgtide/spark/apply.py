@@ -29,6 +29,7 @@ from pgtide.spark.folded_rows import folded_schema, lake_rows
 from pgtide.spark.parts import Part, fitting, has_untold, parts_by_shape
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, frame_of
 from pgtide.spark.targets import Layout, layout_for
+from pgtide.spark.timings import READ, WRITE, Timings
 from pgtide.spark.wide_fold import WideFold
 
 DRIVER_ROWS = 50_000
@@ -73,6 +74,7 @@ class Applier:
         self._log_location = log_location
         self._threads = threading.local()
         self.log_id = LogReader(log_location).identity.log_id
+        self.timings = Timings()
 
     def apply(self, table: MirrorTable, to: int) -> None:
         """Brings the table to `to`; does nothing if it is there."""
@@ -135,10 +137,16 @@ class Applier:
         assert recorded is not None
         count, length_bytes = sum(piece.entry.rows for piece in part.slices), sum(piece.nbytes for piece in part.slices)
         small = count <= DRIVER_ROWS and length_bytes <= DRIVER_BYTES
-        batch = self._fold_here(shape, layout, part.slices) if small else self._fold_wide(shape, layout, part.slices)
+        read = self._fold_here if small else self._fold_wide
+        with self.timings.of(READ):
+            batch = read(shape, layout, part.slices)
         mark = replace(recorded, shape=fingerprint, offset=part.end, changes=recorded.changes + batch.changes)
         if batch.changes == 0:
             return version
+        with self.timings.of(WRITE):
+            return self._write_batch(shape, version, batch, mark)
+
+    def _write_batch(self, shape: TableShape, version: Version, batch: Batch, mark: Mark) -> Version:
         if batch.truncated:
             rows = rows_that_come(net_rows(batch.rows)) if batch.counted and batch.rows is not None else batch.rows
             return self._sink.replace(version, rows, mark)

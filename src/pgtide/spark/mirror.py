@@ -42,6 +42,7 @@ from pgtide.spark.only_mirror import only_mirror
 from pgtide.spark.points import Coverage, Moment, Points
 from pgtide.spark.progress import Progress
 from pgtide.spark.targets import points_target, target_of
+from pgtide.spark.timings import BATCH, POINT, UPKEEP
 from pgtide.spark.upkeep import Upkeep
 
 _TABLES_AT_ONCE = 4
@@ -192,7 +193,10 @@ class Mirror:
         try:
             with self._batch:
                 while self._failure is None and self._reader.end().end_offset > self._done:
-                    self._run_batch(self._up_to_barrier(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES)))
+                    to = self._up_to_barrier(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES))
+                    with self._applier.timings.of(BATCH):
+                        self._run_batch(to)
+                    self._report()
                     self._meet_barriers()
                     self._keep_up()
         except _Stopped:
@@ -215,7 +219,6 @@ class Mirror:
                 table.clean_to = max(table.clean_to, to)
         self._publish(self._done, to)
         self._done = to
-        self._report()
 
     def _advance(self, table: MirrorTable, to: int) -> None:
         """Brings one table to `to`; loads it first if it has nothing, as when it was dropped to be loaded anew."""
@@ -231,7 +234,8 @@ class Mirror:
             return False  # a table is ahead of this batch: there is no version of it to name
         moment = self._moment(start, to)
         moment = replace(moment, lsn=max(moment.lsn, at_lsn))
-        return self._points.publish(moment, {table.name: _coverage(table, to) for table in self._tables.values()})
+        with self._applier.timings.of(POINT):
+            return self._points.publish(moment, {table.name: _coverage(table, to) for table in self._tables.values()})
 
     def _moment(self, start: int, to: int) -> Moment:
         last = self._points.last
@@ -284,7 +288,8 @@ class Mirror:
 
     def _upkeep_step(self) -> bool:
         self._spark.addTag(JOB_TAG)
-        return self._upkeep.step(self._tables.values(), self._stop)
+        with self._applier.timings.of(UPKEEP):
+            return self._upkeep.step(self._tables.values(), self._stop)
 
     def _take_head(self, table: MirrorTable) -> None:
         """Makes sure that we name the table as it is now: somebody else may have written to it."""
@@ -321,7 +326,9 @@ class Mirror:
         table.retry_at_s = time.monotonic() + min(_RETRY_FIRST_S * 2 ** (table.failures - 1), _RETRY_LAST_S)
 
     def _report(self) -> None:
-        self._progress.write(self._tables.values(), self._done, self._points, self._upkeep)
+        self._progress.write(
+            self._tables.values(), self._done, self._points, self._upkeep.report(), self._applier.timings.report()
+        )
 
 
 def _is_due(table: MirrorTable, now_s: float, *, touched: bool) -> bool:

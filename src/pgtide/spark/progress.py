@@ -11,7 +11,6 @@ from pgtide.log.retention import report_reader
 from pgtide.lsn import format_lsn
 from pgtide.spark.apply import MirrorTable
 from pgtide.spark.points import Points
-from pgtide.spark.upkeep import Upkeep
 
 NAME = "mirror"
 
@@ -23,7 +22,14 @@ class Progress:
         self._log_location = log_location
         self._log_id = log_id
 
-    def write(self, tables: Iterable[MirrorTable], done: int, points: Points, upkeep: Upkeep) -> None:
+    def write(
+        self,
+        tables: Iterable[MirrorTable],
+        done: int,
+        points: Points,
+        upkeep: dict[str, Any],
+        timings: dict[str, dict[str, float]],
+    ) -> None:
         """`offset` is the start of what the mirror still needs: a parked table holds it back."""
         listed = list(tables)
         needed = min((table.clean_to for table in listed if table.error), default=done)
@@ -38,7 +44,8 @@ class Progress:
                 "offset": moment.offset,
                 "commit_timestamp": moment.commit_timestamp and moment.commit_timestamp.isoformat(),
             },
-            "upkeep": upkeep.report(),
+            "upkeep": upkeep,
+            "timings": timings,
             "updated_at": datetime.now(UTC).isoformat(),
         }  # fmt: skip
         report_reader(self._log_location, NAME, content)
