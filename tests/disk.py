@@ -24,12 +24,12 @@ _FILE_LIMIT_BYTES = 8192
 class SmallDisk:
     def __init__(self, folder: Path, *, mounted: bool) -> None:
         self.folder = folder
-        self._mounted = mounted
+        self.mounted = mounted
         self._ballast = folder / "ballast"
 
     def fill(self, pid: int) -> None:
         """From now on the process finds no room for anything but some kilobytes."""
-        if not self._mounted:
+        if not self.mounted:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (_FILE_LIMIT_BYTES, resource.RLIM_INFINITY))
             return
         with self._ballast.open("wb", buffering=0) as file:
@@ -42,7 +42,7 @@ class SmallDisk:
                     size //= 2
 
     def free(self, pid: int) -> None:
-        if self._mounted:
+        if self.mounted:
             self._ballast.unlink()
         else:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

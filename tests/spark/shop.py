@@ -113,6 +113,13 @@ class Shop:
         recorded = IcebergSink(self.spark).recorded(target_of(self.config, table))
         return recorded is not None and bool(recorded.loaded_ranges)
 
+    def is_covered(self, *tables: str) -> bool:
+        """Whether the latest point has these tables."""
+        try:
+            return set(tables) <= set(at(self.spark, config=self.config).versions)
+        except Exception:  # noqa: BLE001 - there may be no point yet, or no table of points
+            return False
+
     def differences(self, *tables: str, where: str = "true", columns: str = "*") -> list[str]:
         """Tables whose rows at the latest point are not those of the source, as far as these are to be mirrored."""
         try:

@@ -19,8 +19,8 @@ TABLES = ("orders", "truncated", "rewritten", "altered", "keyless")
 
 @pytest.fixture
 def shop(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """Five tables of a dozen ranges each."""
-    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 2 * 8192)
+    """Five tables of some ranges each."""
+    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 7 * 8192)
     shop = open_shop(database, spark, tmp_path, snapshot="connections = 5")
     database.execute("DROP TABLE customers, empty", "ALTER TABLE orders ADD big text")
     for table in TABLES[1:]:
@@ -36,6 +36,7 @@ def flat(commits: list[list[CtidRange]]) -> list[CtidRange]:
     return [part for ranges in commits for part in ranges]
 
 
+@pytest.mark.timeout(600)
 def test_loaded_ranges_are_kept_and_changed_keys_read_anew(shop: Shop, tmp_path: Path) -> None:
     """All tables are half loaded when the source changes, the capture ends, and another one begins."""
     held = tmp_path / "held"

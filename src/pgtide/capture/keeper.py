@@ -1,4 +1,7 @@
-"""Keeps the database snapshot of a load alive, and makes another one when a load asks for it.
+"""Keeps the database snapshot of a load alive up to an age, and makes another one when a load asks for it.
+
+A snapshot that is kept for hours keeps vacuum from all rows that have died since, in the whole database.  So it is let
+go when it is too old, whoever reads under it: a load goes on under a new one.
 
 Making one waits until the transactions that are writing now have ended, so it happens in a thread of its own: the
 stream goes on being read and answered meanwhile.  So does looking for notes where that takes a request to a store.
@@ -12,12 +15,13 @@ import time
 
 import psycopg
 
-from pgtide.capture.start import new_snapshot
+from pgtide.capture.standby_snapshot import create_standby_slot
+from pgtide.capture.start import keep, new_snapshot
 from pgtide.config import Config, is_url
 from pgtide.errors import LogUnreachableError, PgtideError
-from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request
-from pgtide.replication.connect import Connection
-from pgtide.replication.server import Server
+from pgtide.log.control import offered_snapshot, requested_snapshot, withdraw_request, withdraw_snapshot
+from pgtide.replication.connect import Connection, connect
+from pgtide.replication.server import Server, reached
 from pgtide.replication.slot import KeptSnapshot
 
 _RETRY_S = 5.0
@@ -30,6 +34,7 @@ class SnapshotKeeper:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._kept: KeptSnapshot | None = None
+        self._kept_until = 0.0
         self._maker: threading.Thread | None = None
         self._looker: threading.Thread | None = None
         self._next_look = 0.0
@@ -40,7 +45,10 @@ class SnapshotKeeper:
 
     def keep(self, kept: KeptSnapshot) -> None:
         self._release()
-        self._kept = kept
+        self._hold(kept)
+
+    def _hold(self, kept: KeptSnapshot) -> None:
+        self._kept, self._kept_until = kept, time.monotonic() + self._config.snapshot.max_age_minutes * 60
 
     def serve(self, server: Server) -> None:
         """Lets a snapshot go that nobody needs any more, and begins to make the one that a load asks for."""
@@ -60,6 +68,8 @@ class SnapshotKeeper:
         if self._closed or (self._maker is not None and self._maker.is_alive()) or time.monotonic() < self._not_before:
             return
         location = self._config.log_location
+        if self._kept is not None and time.monotonic() >= self._kept_until:
+            withdraw_snapshot(location)
         if self._kept is not None and offered_snapshot(location) is None:
             self._release()
         wanted = requested_snapshot(location)
@@ -82,8 +92,11 @@ class SnapshotKeeper:
     def _make(self, server: Server, tables: tuple[str, ...]) -> None:
         try:
             timeout_s = self._config.source.connect_timeout_seconds
-            with server.connect(replication=True, timeout_s=timeout_s) as self._making:
-                self._kept = new_snapshot(self._config, server, self._making, tables)
+            if self._config.source.read_from:
+                self._make_on_standby(server, tables, timeout_s)
+            else:
+                with server.connect(replication=True, timeout_s=timeout_s) as self._making:
+                    self._hold(new_snapshot(self._config, server, self._making, tables))
             withdraw_request(self._config.log_location)
         except (PgtideError, psycopg.Error, OSError) as error:
             self.trouble = str(error)
@@ -94,6 +107,13 @@ class SnapshotKeeper:
         self.trouble = None
         if self._closed:
             self._release()
+
+    def _make_on_standby(self, server: Server, tables: tuple[str, ...], timeout_s: float) -> None:
+        dsn = self._config.source.read_from
+        with connect(dsn, replication=True, timeout_s=timeout_s) as self._making:
+            standby = reached(dsn, self._making)
+            created = create_standby_slot(self._making, server, timeout_s, lambda: self._closed)
+            self._hold(keep(self._config, standby, created, tables, standby=True))
 
     def _release(self) -> None:
         if self._kept is not None:

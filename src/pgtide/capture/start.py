@@ -173,7 +173,7 @@ def new_snapshot(config: Config, server: Server, replication: Connection, tables
     """Another exact pair of snapshot and LSN, from a temporary slot, offered to the load."""
     with postgres_errors("making a snapshot"):
         created = create_slot(replication, f"pgtide_tmp_{replication.info.backend_pid}", temporary=True)
-    return _keep(config, server, created, tables)
+    return keep(config, server, created, tables)
 
 
 def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> KeptSnapshot | None:
@@ -233,20 +233,23 @@ def _until_stop(connection: Connection, stop: threading.Event, command: Callable
 
 
 def _keep_first(config: Config, server: Server, created: CreatedSlot, facts: SourceFacts) -> KeptSnapshot | None:
-    if config.snapshot.initial == "none":
-        return None
-    kept = _keep(config, server, created, tuple(table.qualified_name for table in facts.tables))
+    if config.snapshot.initial == "none" or config.source.read_from:
+        return None  # a load that wants to read from a standby asks for a snapshot there
+    kept = keep(config, server, created, tuple(table.qualified_name for table in facts.tables))
     reach(_OFFERED)
     return kept
 
 
-def _keep(config: Config, server: Server, created: CreatedSlot, tables: tuple[str, ...]) -> KeptSnapshot:
+def keep(
+    config: Config, server: Server, created: CreatedSlot, tables: tuple[str, ...], *, standby: bool = False
+) -> KeptSnapshot:
     """Imports the exported snapshot into a connection that keeps it, and offers it."""
     keeper = server.connect(timeout_s=config.source.connect_timeout_seconds)
     try:
         with postgres_errors("keeping the snapshot"):
             kept = KeptSnapshot(keeper, created.snapshot_name)
-        offer_snapshot(config.log_location, SnapshotOffer(kept.name, created.consistent_lsn, tables, server.started))
+        offer = SnapshotOffer(kept.name, created.consistent_lsn, tables, server.started, standby)
+        offer_snapshot(config.log_location, offer)
     except BaseException:
         keeper.close()
         raise

@@ -68,11 +68,20 @@ class Source(Section):
         description="Take prepared transactions (PREPARE TRANSACTION) when they are prepared, not when they commit; "
         "Postgres 15 on. The slot stays so.",
     )
+    read_from: str = Field(
+        "",
+        repr=False,  # it may hold a password
+        description='A standby (Postgres 16 and newer) from which loads read, as in dsn; "": from the source itself.',
+    )
     connect_timeout_seconds: float = Field(
         10, gt=0, le=3600, description="How long to wait for the server at start before giving up."
     )
 
-    @field_validator("dsn")
+    def read_dsn(self, *, standby: bool) -> str:
+        """Where to read rows: from the source, or from the standby."""
+        return self.read_from if standby else self.dsn
+
+    @field_validator("dsn", "read_from")
     @classmethod
     def _dsn_parses(cls, dsn: str) -> str:
         from psycopg import ProgrammingError
@@ -226,7 +235,18 @@ class Snapshot(Section):
     initial: Literal["bulk", "none"] = Field(
         "bulk", description='Rows that are there at the first start: "bulk" loads them, "none" begins with the changes.'
     )
-    connections: int = Field(4, ge=1, le=64, description="How many connections may read at once.")
+    connections: int = Field(4, ge=1, le=64, description="How many connections may read at once, over all tables.")
+    statement_timeout_seconds: float = Field(
+        600,
+        ge=0,
+        description="How long one statement of a load may read; a range that takes longer is halved. 0: no limit.",
+    )
+    max_age_minutes: float = Field(
+        60,
+        gt=0,
+        description="How long a load reads under one database snapshot, which keeps vacuum from the rows that are dead "
+        "since; then it goes on under a new one.",
+    )
 
 
 class Spark(Section):

@@ -49,18 +49,25 @@ class SnapshotOffer:
     lsn: int
     tables: tuple[str, ...]  # those that are to be loaded under it, by qualified name
     server_started: str  # which server has it: its standbys have snapshots of the same name
+    standby: bool = False  # it is the one of source.read_from
 
 
 def offer_snapshot(location: Location, offer: SnapshotOffer) -> None:
     data = {"snapshot": offer.name, "lsn": format_lsn(offer.lsn), "tables": offer.tables}
-    _write(location, _OFFER, data | {"server_started": offer.server_started})
+    _write(location, _OFFER, data | {"server_started": offer.server_started, "standby": offer.standby})
 
 
 def offered_snapshot(location: Location) -> SnapshotOffer | None:
     data = _read(location, _OFFER)
     if data is None:
         return None
-    return SnapshotOffer(data["snapshot"], parse_lsn(data["lsn"]), tuple(data["tables"]), data["server_started"])
+    return SnapshotOffer(
+        data["snapshot"],
+        parse_lsn(data["lsn"]),
+        tuple(data["tables"]),
+        data["server_started"],
+        data.get("standby", False),
+    )
 
 
 def withdraw_snapshot(location: Location) -> None:

@@ -15,6 +15,10 @@ from pgtide.errors import TransientError
 from pgtide.replication.connect import Connection, connect, place, postgres_errors
 
 
+class OtherServerError(TransientError):
+    """A connection has ended at another server than the first one, or that one was started again since."""
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     dsn: str = field(repr=False)  # it may hold a password
@@ -25,7 +29,7 @@ class Server:
         connection = connect(self.dsn, replication=replication, timeout_s=timeout_s)
         try:
             if server_started(connection) != self.started:
-                raise TransientError(
+                raise OtherServerError(
                     f"two connections to {place(self.dsn)} have ended at different servers",
                     remedy="Name the servers themselves as hosts in source.dsn, with target_session_attrs=read-write.",
                 )

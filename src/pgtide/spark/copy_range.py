@@ -39,6 +39,10 @@ class SnapshotGone(TransientError):
     """The snapshot cannot be imported any more: whoever kept it has ended."""
 
 
+class Cancelled(TransientError):
+    """Reading was cancelled: it took too long, or somebody waited for our lock."""
+
+
 class Rewritten(TableError):
     """The table was truncated or rewritten since the snapshot was taken."""
 
@@ -58,10 +62,22 @@ class SourceReference:
     config_file: str
     timeout_s: float
     server_started: str  # the server that has the snapshot
+    standby: bool = False  # it is the one of source.read_from
 
     def open(self) -> Connection:
-        dsn = load_config(Path(self.config_file)).source.dsn
+        dsn = load_config(Path(self.config_file)).source.read_dsn(standby=self.standby)
         return Server(dsn, self.server_started).connect(timeout_s=self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How to read with regard for others."""
+
+    statement_timeout_s: float = 0  # 0: none
+    reader_name: str = ""  # the application_name by which our lock is known for what it is
+
+
+NO_LIMITS = ReadLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +89,14 @@ class SourceTable:
     snapshot: str
     server_started: str  # the server that has the snapshot
     row_filter: str | None = None  # what its publication lets through, as the server prints it
+    limits: ReadLimits = NO_LIMITS
+    standby: bool = False  # the snapshot is one of the server in source.read_from
 
 
 @contextmanager
-def under_snapshot(connection: Connection, relation_oids: Sequence[int], snapshot: str) -> Iterator[dict[int, str]]:
+def under_snapshot(
+    connection: Connection, relation_oids: Sequence[int], snapshot: str, limits: ReadLimits = NO_LIMITS
+) -> Iterator[dict[int, str]]:
     """A read-only transaction under the snapshot with these tables locked; gives their quoted names.
 
     At its end it makes sure that none of them was truncated or rewritten: only then count the rows that were read.
@@ -86,13 +106,19 @@ def under_snapshot(connection: Connection, relation_oids: Sequence[int], snapsho
     with connection.transaction(), postgres_errors(f"reading {names[oids[0]]}"):
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}".encode())
+        connection.execute(f"SET LOCAL statement_timeout = {round(limits.statement_timeout_s * 1000)}".encode())
+        if limits.reader_name:
+            connection.execute(sql.SQL("SET LOCAL application_name = {}").format(sql.Literal(limits.reader_name)))
         locked = ", ".join(f"ONLY {name}" for name in names.values())
         connection.execute(f"LOCK TABLE {locked} IN ACCESS SHARE MODE".encode())
         try:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
             raise SnapshotGone(f"The snapshot {snapshot} is gone.", remedy="A new one is asked for.") from error
-        yield names
+        try:
+            yield names
+        except psycopg.errors.QueryCanceled as error:
+            raise Cancelled(f"reading {names[oids[0]]}: {str(error).partition(chr(10))[0]}") from error
         # A partitioned table has no file.
         rewritten = connection.execute(
             "SELECT w.oid::int8 FROM unnest(%s::int8[]::oid[]) w(oid) LEFT JOIN pg_catalog.pg_class c USING (oid) "
@@ -159,7 +185,10 @@ def _listed(columns: set[tuple[int, str]]) -> str:
 def read_range(connection: Connection, table: SourceTable, part: CtidRange) -> Iterator[pa.RecordBatch]:
     """The rows of a range with the lake's columns.  Complete only if the iterator ends without an error."""
     leaf = part.relation_oid
-    with columns_as_named(connection, table.shape), under_snapshot(connection, [leaf], table.snapshot) as names:
+    with (
+        columns_as_named(connection, table.shape),
+        under_snapshot(connection, [leaf], table.snapshot, table.limits) as names,
+    ):
         check_files(connection, [part])
         for rows in copied(connection, table.shape, _query(table, names[leaf], part)):
             yield mapped(table.shape, rows, table.columns)

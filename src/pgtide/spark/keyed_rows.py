@@ -67,7 +67,10 @@ def read_keys(connection: Connection, table: KeyedTable, keys: pa.Table) -> Iter
     answered = _with_found(shape)
     for begin in range(0, keys.num_rows, _KEYS_AT_ONCE):
         some = [column.to_pylist() for column in keys.slice(begin, _KEYS_AT_ONCE).columns]
-        with columns_as_named(connection, shape), under_snapshot(connection, oids, table.source.snapshot) as names:
+        with (
+            columns_as_named(connection, shape),
+            under_snapshot(connection, oids, table.source.snapshot, table.source.limits) as names,
+        ):
             check_files(connection, table.ranges)
             query = _query(table, names[shape.relation_oid], some)
             for rows in copied(connection, answered, query):

@@ -107,11 +107,14 @@ def _key_schema(shape: TableShape) -> StructType:
 class KeyReader:
     """Reads the changed keys of one table under the new snapshot."""
 
-    def __init__(self, spark: SparkSession, config: Config, source: SourceTable, loaded: list[CtidRange]) -> None:
+    def __init__(
+        self, spark: SparkSession, config: Config, source: SourceTable, loaded: list[CtidRange], connections: int
+    ) -> None:
         self._spark = spark
         self._config = config
         self._source = source
         self._loaded = tuple(loaded)
+        self._connections = connections
 
     def table(self, connection: Connection) -> KeyedTable:
         """Where to look; what was loaded must still be part of the table, and in the same files."""
@@ -144,13 +147,13 @@ class KeyReader:
         return frame_of(self._spark, rows, table.columns)
 
     def _by_executors(self, table: KeyedTable, keys: DataFrame) -> DataFrame:
-        reference = SourceReference(
-            str(self._config.file), self._config.source.connect_timeout_seconds, self._source.server_started
-        )
+        timeout_s = self._config.source.connect_timeout_seconds
+        source = self._source
+        reference = SourceReference(str(self._config.file), timeout_s, source.server_started, source.standby)
 
         def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with reference.open() as own:
                 for batch in batches:
                     yield from read_keys(own, table, pa.Table.from_batches([batch]))
 
-        return keys.repartition(self._config.snapshot.connections).mapInArrow(read, table.columns)
+        return keys.repartition(self._connections).mapInArrow(read, table.columns)

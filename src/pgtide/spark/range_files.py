@@ -25,10 +25,16 @@ _REPEATED = 0.5  # a dictionary pays when a column has less than half as many va
 
 
 def files_by_executors(
-    spark: SparkSession, config: Config, table: SourceTable, ranges: Sequence[CtidRange], layout: FileLayout
+    spark: SparkSession,
+    config: Config,
+    table: SourceTable,
+    ranges: Sequence[CtidRange],
+    layout: FileLayout,
+    connections: int,
 ) -> list[str]:
-    """The paths of the files; a range without rows has none.  At most `snapshot.connections` are read at once."""
-    source = SourceReference(str(config.file), config.source.connect_timeout_seconds, table.server_started)
+    """The paths of the files; a range without rows has none.  At most `connections` are read at once."""
+    timeout_s = config.source.connect_timeout_seconds
+    source = SourceReference(str(config.file), timeout_s, table.server_started, table.standby)
     parts = tuple(ranges)
 
     def write(batches: object) -> object:
@@ -38,7 +44,7 @@ def files_by_executors(
                     path = write_file(read_range(own, table, parts[number]), layout)
                 yield pa.RecordBatch.from_pydict({"path": pa.array([path], pa.string())})
 
-    tasks = min(len(parts), config.snapshot.connections)
+    tasks = min(len(parts), connections)
     written = spark.range(0, len(parts), 1, tasks).mapInArrow(write, "path string")  # type: ignore[arg-type]
     return [row[0] for row in written.collect() if row[0] is not None]
 

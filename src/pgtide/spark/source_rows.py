@@ -19,8 +19,10 @@ from pgtide.errors import TableError, TransientError
 from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.published import published_tables
+from pgtide.replication.server import OtherServerError
 from pgtide.spark.copy_range import (
     Altered,
+    Cancelled,
     Rewritten,
     SnapshotGone,
     SourceReference,
@@ -35,6 +37,7 @@ from pgtide.spark.rows import arrow_schema, table_schema
 
 _RANGE_BYTES = 64 << 20
 _DRIVER_BYTES = 16 << 20
+_BLOCK_BYTES = 8192  # as nearly every server has it; only to guess
 
 
 def source_table(
@@ -55,8 +58,17 @@ def leaves(connection: Connection, table: SourceTable) -> list[int]:
     oid = table.shape.relation_oid
     with postgres_errors(f"reading {table.shape.qualified_name}"):
         found = connection.execute(
-            "SELECT relid::oid::int8 FROM pg_catalog.pg_partition_tree(%s) WHERE isleaf ORDER BY 1", [oid]
+            "SELECT c.oid::int8, c.relkind::text, t.relid::regclass::text "
+            "FROM pg_catalog.pg_partition_tree(%s) t JOIN pg_catalog.pg_class c ON c.oid = t.relid "
+            "WHERE t.isleaf ORDER BY 1",
+            [oid],
         ).fetchall()
+    for _, relkind, name in found:
+        if relkind == "f":
+            raise TableError(
+                f"{table.shape.qualified_name}: its partition {name} is a foreign table, whose changes nobody sends.",
+                remedy=f'Detach it, or leave the table out: source.tables = [..., "!{table.shape.qualified_name}"]',
+            )
     return [row[0] for row in found] or [oid]
 
 
@@ -81,9 +93,18 @@ def cut(connection: Connection, table: SourceTable) -> list[CtidRange]:
     return ranges
 
 
+def file_blocks(connection: Connection, relation_oid: int) -> int:
+    """How many blocks the table or leaf has now."""
+    with postgres_errors("reading the source"):
+        row = connection.execute(
+            "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int8", [relation_oid]
+        ).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
 def rows_here(connection: Connection, table: SourceTable, ranges: Sequence[CtidRange]) -> pa.Table | None:
-    """The rows, if they are a table's first range alone and few; None if executors have to read them."""
-    if len(ranges) > 1 or ranges[0].first_block > 0:
+    """The rows, if they are one range alone and few; None if executors have to read them."""
+    if len(ranges) > 1 or not _may_be_small(ranges[0]):
         return None
     batches: list[pa.RecordBatch] = []
     length_bytes = 0
@@ -95,11 +116,20 @@ def rows_here(connection: Connection, table: SourceTable, ranges: Sequence[CtidR
     return pa.Table.from_batches(batches, arrow_schema(table.columns))
 
 
+def _may_be_small(part: CtidRange) -> bool:
+    """Whether it is worth a try: a table's beginning may be all of it."""
+    if part.end_block is None:
+        return part.first_block == 0
+    return part.first_block == 0 or (part.end_block - part.first_block) * _BLOCK_BYTES <= _DRIVER_BYTES
+
+
 def rows_by_executors(
-    spark: SparkSession, config: Config, table: SourceTable, ranges: Sequence[CtidRange]
+    spark: SparkSession, config: Config, table: SourceTable, ranges: Sequence[CtidRange], connections: int | None = None
 ) -> DataFrame:
-    """The rows, read anew by every action on the frame, over at most `snapshot.connections` connections at once."""
-    source = SourceReference(str(config.file), config.source.connect_timeout_seconds, table.server_started)
+    """The rows, read anew by every action on the frame, over so many connections at once (`snapshot.connections`)."""
+    source = SourceReference(
+        str(config.file), config.source.connect_timeout_seconds, table.server_started, table.standby
+    )
     parts = tuple(ranges)
 
     def read(batches: object) -> object:
@@ -108,13 +138,15 @@ def rows_by_executors(
                 with source.open() as own:
                     yield from read_range(own, table, parts[number])
 
-    tasks = min(len(parts), config.snapshot.connections)
+    tasks = min(len(parts), connections or config.snapshot.connections)
     return spark.range(0, len(parts), 1, tasks).mapInArrow(read, table.columns)  # type: ignore[arg-type]
 
 
 _OF_WORKERS = {
-    known.__name__: known for known in (SnapshotGone, Rewritten, Altered, StartAgain, TableError, TransientError)
+    known.__name__: known
+    for known in (SnapshotGone, Rewritten, Altered, Cancelled, StartAgain, TableError, TransientError)
 }
+_OF_WORKERS[OtherServerError.__name__] = SnapshotGone  # nobody else has it
 _LAST_LINE = re.compile(rf"^(?:\w+\.)*({'|'.join(_OF_WORKERS)}): (.*)$", re.MULTILINE)
 
 

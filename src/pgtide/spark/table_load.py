@@ -1,0 +1,242 @@
+"""The load of one table under one pair of snapshot and LSN: begin it, read what is missing, close it.
+
+Every step is a commit of the mirror table that says how far the load is, so this can end anywhere and begin again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from pgtide.config import Config
+from pgtide.errors import TableError, TransientError
+from pgtide.failpoints import declare, reach
+from pgtide.log.control import SnapshotOffer
+from pgtide.lsn import format_lsn, parse_lsn
+from pgtide.replication.connect import Connection
+from pgtide.replication.publication import publication_names
+from pgtide.replication.server import OtherServerError, Server
+from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
+from pgtide.sinks.iceberg import check_ours
+from pgtide.spark.apply import Applier, MirrorTable
+from pgtide.spark.connection_limit import ConnectionLimit
+from pgtide.spark.copy_range import Cancelled, ReadLimits, SnapshotGone, SourceTable, StartAgain
+from pgtide.spark.ctid_ranges import CtidRange, missing, parse_range, together
+from pgtide.spark.lock_watch import LockWatch
+from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
+from pgtide.spark.range_files import files_by_executors
+from pgtide.spark.rows import frame_of
+from pgtide.spark.source_rows import cut, errors_of_workers, file_blocks, rows_by_executors, rows_here, source_table
+from pgtide.spark.targets import layout_for
+
+_RANGES_PER_CONNECTION = 4  # a commit costs as much as reading 16 MiB; what a kill loses is no more than one group
+_CONFLICTS_MAX = 10
+_ATTEMPTS_MAX = 6
+_RETRY_S = 1.0
+
+TABLE_BEGUN = declare("load.table.begun", "a table is marked as loading, it has no rows yet")
+RANGE_APPENDED = declare("load.range.appended", "some ranges of a table are loaded, others are not")
+CARRIED_OVER = declare("load.carried.over", "what is loaded of a table was brought to a new snapshot")
+TABLE_CLOSED = declare("load.table.closed", "a table is loaded and its offset set")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The snapshot and the place in the stream that agree, and how a commit names them."""
+
+    offer: SnapshotOffer
+
+    @property
+    def load(self) -> str:
+        return f"{self.offer.name}@{format_lsn(self.offer.lsn)}"
+
+    def server(self, config: Config) -> Server:
+        return Server(config.source.read_dsn(standby=self.offer.standby), self.offer.server_started)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the loads of several tables share."""
+
+    spark: SparkSession
+    config: Config
+    applier: Applier
+    sink: Sink
+    connections: ConnectionLimit
+
+
+class TableLoad:
+    def __init__(self, means: Means, table: MirrorTable, pair: Pair, watch: LockWatch, stop: threading.Event) -> None:
+        self._means = means
+        self._table = table
+        self._pair = pair
+        self._watch = watch
+        self._stop = stop
+        self._sink = means.sink
+        self._log_id = means.applier.log_id
+
+    def run(self) -> None:
+        """Loads what is missing of the table, unless it is stopped.  Raises what keeps it from being loaded so."""
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                with self._means.connections.sharing():
+                    self._run_once()
+                return
+            except Conflict as conflict:
+                last = conflict
+        raise TableError(f"{self._table.target}: others keep changing it while it is loaded ({last.what}).")
+
+    def _run_once(self) -> None:
+        table = self._table
+        version = self._sink.recorded(table.target)
+        if version is not None:
+            check_ours(version, self._log_id)
+            if version.mark is not None and version.mark.offset is not None:
+                table.version, table.clean_to = version, version.mark.offset
+                return
+        with self._means.connections.take(), self._connected() as connection:
+            source = self._as_of_the_snapshot(connection)
+        table.shape = source.shape
+        layout = layout_for(source.shape, version)
+        version = version or self._sink.create(table.target, layout.columns, layout.properties)
+        version = self._sink.evolve(version, layout.columns, layout.properties, layout.alterations)
+        source = replace(source, columns=layout.columns)
+        table.version = self._begun(source, version)
+        reach(TABLE_BEGUN)
+        with self._means.connections.take(), self._connected() as connection:
+            parts = cut(connection, source)
+        self._read(source, missing(parts, loaded_ranges(table.version)))
+        if not self._stop.is_set():
+            self._close(source)
+
+    def _close(self, source: SourceTable) -> None:
+        assert self._table.version is not None
+        offset = self._means.applier.reader().position_after(self._pair.offer.lsn)
+        closed = Mark(self._log_id, source.shape.fingerprint, offset, load=self._pair.load)
+        self._table.version = self._sink.append(self._table.version, None, closed)
+        self._table.clean_to = offset
+        reach(TABLE_CLOSED)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        config = self._means.config
+        try:
+            connection = self._pair.server(config).connect(timeout_s=config.source.connect_timeout_seconds)
+        except OtherServerError as error:
+            raise SnapshotGone(error.what, remedy=error.remedy) from error
+        with connection:
+            yield connection
+
+    def _as_of_the_snapshot(self, connection: Connection) -> SourceTable:
+        offer, oid, config = self._pair.offer, self._table.shape.relation_oid, self._means.config
+        publications = publication_names(config.source)
+        source = source_table(connection, oid, offer.name, offer.server_started, publications)
+        limits = ReadLimits(config.snapshot.statement_timeout_seconds, self._watch.reader_name(oid))
+        return replace(source, standby=offer.standby, limits=limits)
+
+    def _begun(self, source: SourceTable, version: Version) -> Version:
+        """The table as one that is loading under this pair, with what could be kept of another."""
+        mark = version.mark
+        if mark is not None and mark.load == self._pair.load:
+            return version
+        loading = Mark(self._log_id, source.shape.fingerprint, load=self._pair.load)
+        if mark is not None and version.loaded_ranges:
+            try:
+                carried = self._carried_over(source, version, loading)
+                reach(CARRIED_OVER)
+                return carried
+            except StartAgain:
+                pass
+        return self._sink.replace(version, None, loading)
+
+    def _carried_over(self, source: SourceTable, version: Version, loading: Mark) -> Version:
+        assert version.mark is not None
+        means, name, loaded = self._means, source.shape.qualified_name, loaded_ranges(version)
+        if version.mark.shape != source.shape.fingerprint:
+            raise StartAgain(f"{name} was altered")
+        if not loaded:
+            raise StartAgain(f"{name}: it is not known what is loaded")
+        before = parse_lsn((version.mark.load or "").rpartition("@")[2])
+        reader = means.applier.reader()
+        slices = changes_between(reader, source.shape, before, self._pair.offer.lsn)
+        keys = changed_keys(means.spark, reader, means.config.log_location, source.shape, slices)
+        mark = replace(loading, ranges=tuple(part.name for part in loaded))
+        with means.connections.take(means.config.snapshot.connections) as count, errors_of_workers(name):
+            keyed = KeyReader(means.spark, means.config, source, loaded, count)
+            with self._connected() as connection:
+                rows = keyed.rows(connection, keys)
+            if rows is None:
+                return self._sink.append(version, None, mark)
+            key = tuple(column.name for column in source.shape.key_columns)
+            return self._sink.upsert(version, Changes(rows, key), mark)
+
+    def _read(self, source: SourceTable, ranges: list[CtidRange]) -> None:
+        """Reads ranges over as many connections as there are left, a few for each, until all are in the table."""
+        waiting, failures = deque(ranges), 0
+        while waiting and not self._stop.is_set():
+            made_way = self._watch.let_through(source.shape.relation_oid)
+            with self._means.connections.take(len(waiting)) as count:
+                group = [waiting.popleft() for _ in range(min(len(waiting), count * _RANGES_PER_CONNECTION))]
+                try:
+                    self._append(source, group, count)
+                    failures = 0
+                    continue
+                except (SnapshotGone, Conflict):
+                    raise
+                except Cancelled:
+                    if self._watch.let_through(source.shape.relation_oid) == made_way:
+                        group = self._halved(source, group)
+                except TransientError:
+                    failures += 1
+                    if failures == _ATTEMPTS_MAX:
+                        raise
+            waiting.extendleft(reversed(group))
+            self._stop.wait(_RETRY_S)
+
+    def _append(self, source: SourceTable, group: list[CtidRange], connections: int) -> None:
+        version = self._table.version
+        assert version is not None
+        assert version.mark is not None
+        mark = replace(version.mark, ranges=tuple(part.name for part in group))
+        spark, config, here = self._means.spark, self._means.config, None
+        if len(group) == 1:
+            with self._connected() as connection:
+                here = rows_here(connection, source, group)
+        with errors_of_workers(source.shape.qualified_name):
+            layout = self._sink.file_layout(version)
+            if here is not None:
+                rows = frame_of(spark, here, source.columns) if here.num_rows else None
+                version = self._sink.append(version, rows, mark)
+            elif layout is None:
+                version = self._sink.append(version, rows_by_executors(spark, config, source, group, connections), mark)
+            else:
+                files = files_by_executors(spark, config, source, group, layout, connections)
+                version = self._sink.append_files(version, files, mark)
+        self._table.version = version
+        reach(RANGE_APPENDED)
+
+    def _halved(self, source: SourceTable, group: list[CtidRange]) -> list[CtidRange]:
+        """Ranges of half the size, because reading these took too long."""
+        smaller: list[CtidRange] = []
+        for part in group:
+            with self._connected() as connection:
+                about_blocks = file_blocks(connection, part.relation_oid) - part.first_block
+            smaller += part.halves(about_blocks) or [part]
+        if len(smaller) == len(group):
+            limit_s = self._means.config.snapshot.statement_timeout_seconds
+            raise TableError(
+                f"{source.shape.qualified_name}: reading a single block takes longer than {limit_s:g} s.",
+                remedy="Raise snapshot.statement_timeout_seconds.",
+            )
+        return smaller
+
+
+def loaded_ranges(version: Version | None) -> list[CtidRange]:
+    """In as few ranges as can be; one whose name is not understood is as if it were not there."""
+    names = version.loaded_ranges if version else ()
+    return together(part for part in map(parse_range, names) if part is not None)

@@ -1,0 +1,102 @@
+"""Snapshots for loads: let go when they are too old, and made on a standby when loads read there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pgtide import local
+from pgtide.change import Op
+from pgtide.config import Config, Snapshot
+from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot
+from tests.capture.running import capturing, changes, configuration, wait_until_captured
+from tests.database import Database, create_database
+from tests.replication.roles import role
+from tests.standby import standby_of
+from tests.waiting import wait_for
+
+
+def wait_for_offer(config: Config) -> SnapshotOffer:
+    offer = wait_for(lambda: offered_snapshot(config.log_location), what="a snapshot to be offered")
+    assert offer is not None
+    return offer
+
+
+def test_snapshot_that_is_too_old_is_let_go_and_another_one_made_when_asked(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    config = configuration(database, tmp_path, initial="bulk")
+    config = config.model_copy(update={"snapshot": Snapshot(max_age_minutes=1 / 60)}).at(config.file)
+    keeping = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+    with capturing(config):
+        wait_for(lambda: offered_snapshot(config.log_location) is None, what="the snapshot to be withdrawn")
+        wait_for(lambda: not database.rows(keeping), what="the snapshot to be let go")
+        request_snapshot(config.log_location, ("public.t",))
+        offer = wait_for_offer(config)
+        with database.connect() as connection:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{offer.name}'".encode())
+
+
+@contextmanager
+def inserting(database: Database) -> Iterator[None]:
+    over = threading.Event()
+
+    def insert() -> None:
+        with database.connect() as connection:
+            number = 0
+            while not over.is_set():
+                connection.execute("INSERT INTO t VALUES (%s)", [number])
+                number += 1
+
+    threads = [threading.Thread(target=insert)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("may_ask", [True, False])
+def test_snapshot_on_a_standby_agrees_with_the_log(tmp_path: Path, *, may_ask: bool) -> None:
+    with local.postgres() as primary, standby_of(primary) as standby:
+        database = create_database(primary)
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        with role(database, "REPLICATION") as name:
+            grants = ["EXECUTE ON FUNCTION pg_log_standby_snapshot()"] if may_ask else []
+            for grant in ["SELECT ON t", *grants]:
+                database.execute(f"GRANT {grant} TO {name}")
+            database.execute("CREATE PUBLICATION pgtide FOR TABLE t")
+            dsn = f"{database.dsn} user={name}"
+            read_from = f"{standby.dsn_of(database.name)} user={name}"
+            config = configuration(
+                database, tmp_path, "bulk", dsn=dsn, read_from=read_from, publication_mode="existing"
+            )
+            with capturing(config), inserting(database):
+                request_snapshot(config.log_location, ("public.t",))
+                offer = wait_for_offer(config)
+                with standby.connect(database.name) as connection:
+                    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                    connection.execute(f"SET TRANSACTION SNAPSHOT '{offer.name}'".encode())
+                    seen = connection.execute("SELECT count(*) FROM t").fetchone()
+                reader = wait_until_captured(database, config)
+            position = reader.position_after(offer.lsn)
+            before = [
+                row for row in changes(reader, "public.t") if row["_offset"] < position and row["_op"] == Op.INSERT
+            ]
+            assert offer.standby
+            assert seen == (len(before),)
+
+
+def test_something_else_than_a_standby_is_refused(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    config = configuration(database, tmp_path, "bulk", read_from=database.dsn)
+    with capturing(config) as states:
+        request_snapshot(config.log_location, ("public.t",))
+        wait_for(lambda: any("not a standby of" in state.detail for state in states), what="the refusal to be told")
