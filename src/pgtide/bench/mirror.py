@@ -2,7 +2,9 @@
 
 Sustained: the WAL is generated while nobody reads it; then pg_recvlogical drains it to /dev/null, and after that a
 capture drains it into the log while the mirror, which runs all along, follows.  The clock stops when the point that
-holds everything is published.  Spark's start and the tables' first commit are not part of it.
+holds everything is published.  Spark's start and the tables' first commit are not part of it.  Three kinds of work:
+rows that are new, rows of three tables that come, change and go within short transactions, and updates of rows that are
+spread over a large table.
 
 Idle: one row is written, the batch that brings it is timed by the mirror itself, and so on.
 """
@@ -62,6 +64,7 @@ def _sustained(work: Workload, result: Result, scale: int) -> None:
         _Scenario(
             "_interleaved", changes, lambda number: interleaved(work, changes, first=far + number * changes // 60)
         ),
+        _Scenario("_updates", rows // 2, lambda number: _update(work, rows // 2, number)),
     ]
     file = work.configuration("sustained")
     begin(file)
@@ -79,6 +82,20 @@ def _sustained(work: Workload, result: Result, scale: int) -> None:
         for part, seconds_of_part in scenario.parts.items():
             result.add_figure(f"{part}{scenario.suffix}", seconds_of_part)
     work.drop_slots()
+
+
+def _update(work: Workload, rows: int, number: int) -> None:
+    """Rows spread all over `orders`, a thousand to a transaction: none of them is new to the mirror."""
+    work.execute(
+        f"""
+        DO $$ BEGIN
+        FOR k IN 0..{rows // _PER_TRANSACTION - 1} LOOP
+            UPDATE orders SET status = 'paid {number}', score = score + 1
+                WHERE id IN (SELECT 1 + (k::bigint * {_PER_TRANSACTION} + i) * 7919 % {2 * rows}
+                             FROM generate_series(0, {_PER_TRANSACTION - 1}) i);
+            COMMIT;
+        END LOOP; END $$"""
+    )
 
 
 def _drain_once(scenario: _Scenario, number: int, work: Workload, config: Config, running: RunningMirror) -> None:

@@ -96,6 +96,8 @@ def _common_settings(folder: Path) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.extensions": ",".join(_EXTENSIONS),
         "spark.sql.catalogImplementation": "in-memory",
+        # The lists of keys in the mirror's MERGE would otherwise become code of their own, compiled each time.
+        "spark.sql.optimizer.inSetSwitchThreshold": "0",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
     }

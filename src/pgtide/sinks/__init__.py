@@ -27,6 +27,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructType
 
 from pgtide.errors import TransientError
+from pgtide.sinks.bounds import Bounds
 
 
 class Conflict(TransientError):
@@ -63,11 +64,14 @@ class Changes:
 
     `kept` are columns that some rows leave as they are: such a row has `_keep.<column>` true, and its value is that
     of the target row whose key is in the row's `_origin.<key column>` columns (the key the row had before the batch).
+
+    `bounds`, where they are known, tell for columns of the key what values it has in all rows, origins included.
     """
 
     rows: DataFrame
     key: tuple[str, ...]
     kept: tuple[str, ...] = ()
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

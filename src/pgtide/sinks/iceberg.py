@@ -35,7 +35,7 @@ from pgtide.failpoints import declare, reach
 from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import IcebergTable, is_conflict, quoted
-from pgtide.sinks.merge import fill_statement, merge_statement
+from pgtide.sinks.merge import DELETE, PREFIX, fill_statement, merge_statement
 from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
@@ -114,7 +114,15 @@ class IcebergSink:
         return self._merge(version, values, mark, lambda target, view: fill_statement(target, view, values.columns))
 
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
-        return self._merge(version, changes.rows, mark, lambda target, view: merge_statement(target, view, changes))
+        def write(table: IcebergTable, branch: str) -> None:
+            if _meets_nothing(table, changes):
+                self._writer(version, branch, _rows_that_stay(changes), mark).append()
+            else:
+                self._merge_into(
+                    table, branch, changes.rows, mark, lambda target, view: merge_statement(target, view, changes)
+                )
+
+        return self._swap(version, mark, write)
 
     def recount(self, version: Version, rows: DataFrame, mark: Mark) -> Version:
         columns = columns_of(rows)
@@ -123,16 +131,18 @@ class IcebergSink:
         )
 
     def _merge(self, version: Version, rows: DataFrame, mark: Mark, statement: Callable[[str, str], str]) -> Version:
-        def merge(table: IcebergTable, branch: str) -> None:
-            view = f"pgtide_changes_{secrets.token_hex(8)}"
-            rows.createOrReplaceTempView(view)
-            try:
-                text = statement(_branch_of(version.target, branch), view)
-                table.with_summary(_summary(mark), lambda: _discard(self._spark.sql(text)))
-            finally:
-                self._spark.catalog.dropTempView(view)
+        return self._swap(version, mark, lambda table, branch: self._merge_into(table, branch, rows, mark, statement))
 
-        return self._swap(version, mark, merge)
+    def _merge_into(
+        self, table: IcebergTable, branch: str, rows: DataFrame, mark: Mark, statement: Callable[[str, str], str]
+    ) -> None:
+        view = f"pgtide_changes_{secrets.token_hex(8)}"
+        rows.createOrReplaceTempView(view)
+        try:
+            text = statement(_branch_of(table.identifier, branch), view)
+            table.with_summary(_summary(mark), lambda: _discard(self._spark.sql(text)))
+        finally:
+            self._spark.catalog.dropTempView(view)
 
     def replace(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         def overwrite(table: IcebergTable, branch: str) -> None:
@@ -279,6 +289,22 @@ class IcebergSink:
             if _is_missing(error):
                 return None
             raise
+
+
+def _meets_nothing(table: IcebergTable, changes: Changes) -> bool:
+    """Whether no row of the table can have a key of these changes: so it is with rows that are new, mostly.
+
+    They can then be appended, which spares reading the table, the join, and the shuffle that a merge needs for its
+    deletes.
+    """
+    return not changes.kept and any(
+        not table.may_have(column, bounds.lowest, bounds.highest) for column, bounds in changes.bounds.items()
+    )
+
+
+def _rows_that_stay(changes: Changes) -> DataFrame:
+    columns = [quoted(name) for name in changes.rows.columns if not name.startswith(PREFIX)]
+    return changes.rows.where(f"NOT {quoted(DELETE)}").select(columns)
 
 
 def _is_missing(error: Py4JJavaError | AnalysisException) -> bool:

@@ -161,6 +161,22 @@ class IcebergTable:
                 raise Conflict(_first_line(error)) from error
             raise
 
+    def may_have(self, column: str, lowest: int | str, highest: int | str) -> bool:
+        """Whether a file of the head may hold a row between these, by the statistics of files alone."""
+        head = self._table.currentSnapshot()
+        if head is None:
+            return False
+        expressions = self._jvm.org.apache.iceberg.expressions.Expressions
+        between = getattr(expressions, "and")(
+            expressions.greaterThanOrEqual(column, lowest),
+            expressions.lessThanOrEqual(column, highest),
+        )
+        files = self._table.newScan().filter(between).planFiles()
+        try:
+            return bool(files.iterator().hasNext())
+        finally:
+            files.close()
+
     def append_nothing(self, branch: str, summary: dict[str, str]) -> None:
         """An empty commit that carries the summary; makes the branch if it does not exist."""
         _commit(_with_summary(self._table.newFastAppend().toBranch(branch), summary))

@@ -8,6 +8,7 @@ new key matches nothing.  The join is there only when a batch has such rows: it 
 from __future__ import annotations
 
 from pgtide.sinks import Changes
+from pgtide.sinks.bounds import within
 from pgtide.sinks.iceberg_table import quoted
 
 # A column of the source may be called anything, so ours have a prefix with a dot.
@@ -28,7 +29,7 @@ def origin_name(key_column: str) -> str:
 
 def merge_statement(target: str, source: str, changes: Changes) -> str:
     columns = [name for name in changes.rows.columns if not name.startswith(PREFIX)]
-    matched = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in changes.key)
+    matched = " AND ".join([*(f"t.{quoted(name)} = s.{quoted(name)}" for name in changes.key), *_bounded("t", changes)])
     assigned = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in columns)
     return (
         f"MERGE INTO {target} t USING ({_source(target, source, changes, columns)}) s ON {matched} "
@@ -49,7 +50,8 @@ def _source(target: str, source: str, changes: Changes, columns: list[str]) -> s
     if not changes.kept:
         return f"SELECT * FROM {source}"
     found = f"o.{quoted(changes.key[0])} IS NOT NULL"
-    origin = " AND ".join(f"o.{quoted(name)} = c.{quoted(origin_name(name))}" for name in changes.key)
+    same = (f"o.{quoted(name)} = c.{quoted(origin_name(name))}" for name in changes.key)
+    origin = " AND ".join([*same, *_bounded("o", changes)])
     selected = [f"c.{quoted(DELETE)}"]
     for name in columns:
         plain = f"c.{quoted(name)}"
@@ -59,3 +61,7 @@ def _source(target: str, source: str, changes: Changes, columns: list[str]) -> s
             plain = f"CASE WHEN c.{quoted(keep_name(name))} THEN {kept} ELSE {plain} END AS {quoted(name)}"
         selected.append(plain)
     return f"SELECT {', '.join(selected)} FROM {source} c LEFT JOIN {target} o ON {origin}"
+
+
+def _bounded(alias: str, changes: Changes) -> list[str]:
+    return [within(f"{alias}.{quoted(name)}", bounds) for name, bounds in changes.bounds.items()]

@@ -9,8 +9,8 @@ A write is a compare-and-swap: on a conflict everything is worked out again from
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,11 +21,12 @@ from pgtide.errors import TableError
 from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.schema import TableShape
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
+from pgtide.sinks.bounds import Bounds
 from pgtide.sinks.iceberg import check_ours
 from pgtide.sinks.multiset import net_rows, rows_that_come
 from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go, last_truncate
 from pgtide.spark.fold import fold
-from pgtide.spark.folded_rows import folded_schema, lake_rows
+from pgtide.spark.folded_rows import folded_schema, key_bounds, lake_rows
 from pgtide.spark.parts import Part, fitting, has_untold, parts_by_shape
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, frame_of
 from pgtide.spark.targets import Layout, layout_for
@@ -156,7 +157,7 @@ class Applier:
         if batch.counted:
             return self._sink.recount(version, batch.rows, mark)
         key = tuple(column.name for column in shape.key_columns)
-        return self._sink.upsert(version, Changes(batch.rows, key, batch.kept), mark)
+        return self._sink.upsert(version, Changes(batch.rows, key, batch.kept, batch.bounds), mark)
 
     def _evolve(self, table: MirrorTable, version: Version, shape: TableShape, place: int) -> tuple[Version, Layout]:
         """Brings the table's columns to the shape; all changes before `place` are in it.  Can be repeated."""
@@ -186,7 +187,8 @@ class Applier:
         schema = folded_schema(shape, layout.columns_for(shape), kept, bare=bare)
         rows = lake_rows(folded, schema, DEFAULT_POLICY)
         frame = frame_of(self._spark, rows, schema) if rows.num_rows or not bare else None
-        return Batch(frame, folded.changes, folded.truncated, kept_names(shape, kept))
+        bounds = {} if bare else key_bounds(shape, rows)
+        return Batch(frame, folded.changes, folded.truncated, kept_names(shape, kept), bounds)
 
     def _count_here(self, shape: TableShape, layout: Layout, pieces: list[LogRows]) -> Batch:
         truncated_at = last_truncate(pieces)
@@ -203,7 +205,8 @@ class Applier:
         if not shape.key_columns and survey.goes:
             return Batch(wide.counted(survey), survey.changes, survey.truncated_at is not None, counted=True)
         kept = wide.kept(survey)
-        return Batch(wide.rows(survey), survey.changes, survey.truncated_at is not None, kept_names(shape, kept))
+        truncated = survey.truncated_at is not None
+        return Batch(wide.rows(survey), survey.changes, truncated, kept_names(shape, kept), wide.bounds(survey))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,7 @@ class Batch:
     changes: int
     truncated: bool = False
     kept: tuple[str, ...] = ()
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
     counted: bool = False  # rows that come and go, of a table without key
 
 

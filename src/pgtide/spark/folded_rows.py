@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from pgtide.schema import TableShape
+from pgtide.sinks.bounds import Bounds, bounds_of
 from pgtide.sinks.merge import DELETE, keep_name, origin_name
 from pgtide.spark.fold import Folded
 from pgtide.spark.rows import arrow_schema, lake_column
@@ -45,6 +46,17 @@ def lake_rows(folded: Folded, schema: StructType, policy: TypePolicy | None) -> 
     ordered = [arrays[name] if name in arrays else pa.nulls(rows.num_rows) for name in wanted.names]
     cast = [_as(array, field.type) for array, field in zip(ordered, wanted, strict=True)]
     return pa.Table.from_arrays(cast, schema=wanted)
+
+
+def key_bounds(shape: TableShape, rows: pa.Table) -> dict[str, Bounds]:
+    """Where the keys of these rows lie, also those that they had before, for the columns where that can be told."""
+    found = {}
+    for column in shape.key_columns:
+        names = [name for name in (column.name, origin_name(column.name)) if name in rows.column_names]
+        bounds = bounds_of(rows.column(name) for name in names)
+        if bounds is not None:
+            found[column.name] = bounds
+    return found
 
 
 def _as(array: pa.Array | pa.ChunkedArray, wanted: pa.DataType) -> pa.Array | pa.ChunkedArray:

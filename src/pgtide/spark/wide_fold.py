@@ -12,13 +12,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
-from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    IntegralType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from pgtide.change import Op
 from pgtide.log.reader import Slice
 from pgtide.schema import TableShape
+from pgtide.sinks.bounds import Bounds
 from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go
 from pgtide.spark.fold import check_keys, fold_together, moved_rows, together
 from pgtide.spark.folded_rows import folded_schema, lake_rows
@@ -35,6 +46,8 @@ _SURVEY = StructType(
         StructField("crossing", BooleanType()),
         StructField("unchanged", StringType()),
         StructField("goes", BooleanType()),
+        StructField("lowest", ArrayType(LongType())),
+        StructField("highest", ArrayType(LongType())),
     ]
 )
 
@@ -50,6 +63,7 @@ class Survey:
     crossing: bool
     unchanged: frozenset[str]  # storage names of columns that some row left unchanged
     goes: bool  # some row was updated or deleted
+    bounds: tuple[Bounds | None, ...]  # of the columns of the key, where they are integers
 
 
 class WideFold:
@@ -78,7 +92,17 @@ class WideFold:
             any(found["crossing"].to_pylist()),
             frozenset(names),
             any(found["goes"].to_pylist()),
+            _joined_bounds(len(shape.key_columns), found["lowest"].to_pylist(), found["highest"].to_pylist()),
         )
+
+    def bounds(self, survey: Survey) -> dict[str, Bounds]:
+        """Where the keys of all rows lie, for the columns where that can be told."""
+        columns = zip(self._shape.key_columns, survey.bounds, strict=True)
+        return {
+            column.name: bounds
+            for column, bounds in columns
+            if bounds is not None and isinstance(spark_type(column), IntegralType)
+        }
 
     def kept(self, survey: Survey) -> tuple[str, ...]:
         """Storage names of the columns that rows may take from the target; none after a TRUNCATE."""
@@ -139,6 +163,8 @@ def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...]) -> pa.Reco
     changes, truncated_at, crossing, goes = 0, None, False, False
     unchanged: set[str] = set()
     keys = [column.storage_name for column in shape.key_columns]
+    lowest: list[int | None] = [None] * len(keys)
+    highest: list[int | None] = [None] * len(keys)
     for piece in run:
         found = reader.read(piece)
         changes += found.rows.num_rows
@@ -153,9 +179,34 @@ def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...]) -> pa.Reco
         if flags and keys:
             moved = moved_rows(table, ops, keys)
             crossing |= any(bool((moved & table.column(name).to_numpy()).any()) for name in flags)
-    values = ([changes], [truncated_at], [crossing], [" ".join(sorted(unchanged))], [goes])
+        for place, name in enumerate(keys):
+            for ends in _integer_ends(table, name):
+                lowest[place] = ends[0] if (known := lowest[place]) is None else min(known, ends[0])
+                highest[place] = ends[1] if (known := highest[place]) is None else max(known, ends[1])
+    values = ([changes], [truncated_at], [crossing], [" ".join(sorted(unchanged))], [goes], [lowest], [highest])
     wanted = arrow_schema(_SURVEY)
     return pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, wanted, strict=True)], schema=wanted)
+
+
+def _integer_ends(table: pa.Table, key: str) -> Iterator[tuple[int, int]]:
+    """The least and the greatest value of a column of the key, and of what it was before, if it has integers."""
+    for name in (key, f"_old.{key}"):
+        if name in table.column_names and pa.types.is_integer(table.schema.field(name).type):
+            ends = pc.min_max(table.column(name))
+            if ends["min"].is_valid:
+                yield ends["min"].as_py(), ends["max"].as_py()
+
+
+def _joined_bounds(
+    columns: int, lowest: list[list[int | None]], highest: list[list[int | None]]
+) -> tuple[Bounds | None, ...]:
+    """Those of all runs together.  A run without any has no rows with a key of integers."""
+    found: list[Bounds | None] = []
+    for place in range(columns):
+        low = [end for ends in lowest if (end := ends[place]) is not None]
+        high = [end for ends in highest if (end := ends[place]) is not None]
+        found.append(Bounds(min(low), max(high)) if low and high else None)
+    return tuple(found)
 
 
 def _events_schema(shape: TableShape, survey: Survey) -> StructType:
