@@ -120,6 +120,11 @@ class Shop:
         except Exception:  # noqa: BLE001 - there may be no point yet, or no table of points
             return False
 
+    def mirror_errors(self) -> dict[str, str]:
+        """Of tables that are parked, as the mirror reports them."""
+        said = json.loads((self.config.log_path / "readers" / "mirror.json").read_text())
+        return {name: table["error"] for name, table in said["tables"].items() if table["error"]}
+
     def differences(self, *tables: str, where: str = "true", columns: str = "*") -> list[str]:
         """Tables whose rows at the latest point are not those of the source, as far as these are to be mirrored."""
         try:
