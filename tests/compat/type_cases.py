@@ -136,9 +136,6 @@ CONTRIB_CASES: dict[str, list[str]] = {
 }
 CONTRIB_DOMAINS = ("citext", "hstore", "ltree", "xml")
 
-# Without binary output; COPY in binary form refuses them.
-TEXT_ONLY = ("aclitem", "isbn", "isbn13", "ean13", "issn", "upc", "seg", "query_int")
-
 
 def domain_over(base: str) -> str:
     return "over_" + "".join(character if character.isalnum() else "_" for character in base)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pgtide.decode.codecs import needs_text
-from pgtide.decode.copy import decode_copy
+from pgtide.decode.copy import copied_as_text, decode_copy
 from pgtide.decode.decoded import CONTROL, Decoded, ShapedRows
 from pgtide.decode.frames import PAD, Frames
 from pgtide.decode.pgoutput import Decoder
@@ -19,6 +19,7 @@ __all__ = [
     "RelationColumn",
     "RelationMessage",
     "ShapedRows",
+    "copied_as_text",
     "decode_copy",
     "decode_text",
     "needs_text",

@@ -23,12 +23,12 @@ from psycopg import sql
 from pyspark.sql.types import StructType
 
 from pgtide.config import load_config
-from pgtide.decode import Frames, decode_copy
+from pgtide.decode import Frames, copied_as_text, decode_copy
 from pgtide.errors import PgtideError, TableError, TransientError
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.copy_out import copy_out
 from pgtide.replication.server import Server
-from pgtide.schema import TableShape
+from pgtide.schema import Column, TableShape
 from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column
 
@@ -225,8 +225,13 @@ def mapped(shape: TableShape, rows: pa.RecordBatch, schema: StructType) -> pa.Re
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
+def as_copied(column: Column, value: sql.Composable) -> sql.Composable:
+    """What a COPY selects for a column: its value, or the text of it (`decode_copy` expects the same)."""
+    return sql.SQL("{}::text").format(value) if copied_as_text(column.type) else value
+
+
 def _query(table: SourceTable, name: str, part: CtidRange) -> sql.Composed:
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.shape.columns)
+    columns = sql.SQL(", ").join(as_copied(column, sql.Identifier(column.name)) for column in table.shape.columns)
     condition = in_range(part)
     if table.row_filter is not None:
         condition += sql.SQL(" AND ({})").format(sql.SQL(table.row_filter))

@@ -17,7 +17,16 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 from pgtide.replication.connect import Connection
 from pgtide.schema import Column, TableShape
 from pgtide.sinks.merge import DELETE, PREFIX
-from pgtide.spark.copy_range import SourceTable, check_files, columns_as_named, copied, in_range, mapped, under_snapshot
+from pgtide.spark.copy_range import (
+    SourceTable,
+    as_copied,
+    check_files,
+    columns_as_named,
+    copied,
+    in_range,
+    mapped,
+    under_snapshot,
+)
 from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.rows import arrow_schema
 from pgtide.types import PgType
@@ -104,9 +113,12 @@ def _query(table: KeyedTable, name: str, keys: Sequence[list[str]]) -> sql.Compo
         for column, key_type in zip(shape.key_columns, table.key_types, strict=True)
     )
     values = sql.SQL(", ").join(
-        sql.SQL("w.{}").format(places[column.attnum])
-        if column.key
-        else sql.SQL("t.{}").format(sql.Identifier(column.name))
+        as_copied(
+            column,
+            sql.SQL("w.{}").format(places[column.attnum])
+            if column.key
+            else sql.SQL("t.{}").format(sql.Identifier(column.name)),
+        )
         for column in shape.columns
     )
     condition = _in_ranges(table.ranges)
