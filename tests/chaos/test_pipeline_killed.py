@@ -43,6 +43,8 @@ BATCH = (
     "mirror.point.published",
     "mirror.reported",
 )
+# Reached when a table that has rows is loaded anew: tests/spark/test_joining.py kills at each of them.
+ANEW = ("load.beside.begun", "load.taken_over")
 # Reached when a round of upkeep is due: tests/spark kills at each of them.
 UPKEEP = ("mirror.points.pruned", "mirror.upkeep.compacted", "mirror.upkeep.expired")
 
@@ -109,4 +111,4 @@ def test_pipeline_killed_at_point_after_point(
 
 
 def test_every_kill_point_is_visited_by_a_crash_test() -> None:
-    assert all_points() == {*capture_points(), *LOAD, *BATCH, *REDO, *UPKEEP}
+    assert all_points() == {*capture_points(), *LOAD, *ANEW, *BATCH, *REDO, *UPKEEP}

@@ -3,6 +3,8 @@
 A first load needs a database snapshot that agrees with a place in the stream, and only the capture can make one.  It
 offers it (`snapshot.json`); a load that finds none, or one that has died, asks for another (`snapshot-wanted.json`).
 
+Who wants a table loaded anew says so (`loads-wanted.json`); the mirror does it.
+
 Who compares mirror and source needs a point at exactly the LSN of a snapshot, and only the mirror can publish one.  It
 is asked for with a barrier (`barrier-<id>.json`), and writes into the same file what has become of the wish.
 """
@@ -10,7 +12,7 @@ is asked for with a barrier (`barrier-<id>.json`), and writes into the same file
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -25,6 +27,7 @@ _REQUEST = "snapshot-wanted.json"
 _REMOVED = "removed.json"
 _HISTORIES = "histories.json"
 _UPKEEP = "upkeep.json"
+_RELOADS = "loads-wanted.json"
 _SLOT_NOTE = "slot-being-made.json"
 
 
@@ -87,6 +90,25 @@ def requested_snapshot(location: Location) -> tuple[str, ...] | None:
 
 def withdraw_request(location: Location) -> None:
     _remove(location, _REQUEST)
+
+
+def request_reload(location: Location, tables: Collection[str]) -> None:
+    """Asks the mirror to load these tables anew, beside those that are asked for already."""
+    _write(location, _RELOADS, {"tables": sorted({*tables, *requested_reloads(location)})})
+
+
+def requested_reloads(location: Location) -> tuple[str, ...]:
+    data = _read(location, _RELOADS)
+    return tuple(data["tables"]) if data else ()
+
+
+def withdraw_reloads(location: Location, tables: Collection[str]) -> None:
+    """The mirror has begun with these, and goes on by itself."""
+    left = sorted(set(requested_reloads(location)) - set(tables))
+    if left:
+        _write(location, _RELOADS, {"tables": left})
+    else:
+        _remove(location, _RELOADS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Version:
     mark: Mark | None  # None: nobody marked it
     loaded_ranges: frozenset[str] = frozenset()  # loading: all ranges finished so far
     properties: dict[str, str] = field(default_factory=dict)
+    beside: bool = False  # a state that readers do not see yet; see `begin_beside`
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,15 @@ class Sink(Protocol):
 
     def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
         """Adds the rows of files that were written as `file_layout` says."""
+
+    def begin_beside(self, version: Version, mark: Mark) -> Version:
+        """An empty state of the table beside the one that readers see, to be filled by writes to what is returned."""
+
+    def beside(self, target: str) -> Version | None:
+        """The state beside, if there is one."""
+
+    def take_over(self, beside: Version) -> Version:
+        """Makes the state beside what readers see, at once, instead of what they saw."""
 
     def sweep(self, target: str) -> None:
         """Removes what killed writers left unfinished."""

@@ -34,11 +34,12 @@ from pgtide.errors import TableError
 from pgtide.failpoints import declare, reach
 from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
-from pgtide.sinks.iceberg_table import IcebergTable, is_conflict, quoted
+from pgtide.sinks.iceberg_table import MAIN, IcebergTable, is_conflict, quoted
 from pgtide.sinks.merge import DELETE, PREFIX, fill_statement, merge_statement
 from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
+BESIDE = "pgtide-load"  # the branch of a load that is to replace what main has; `sweep` leaves it alone
 _FORWARD_ATTEMPTS = 5
 
 # A table that is compacted cannot be written meanwhile, so a go must end within seconds.
@@ -97,7 +98,7 @@ class IcebergSink:
         alterations = alterations or Alterations()
         table = IcebergTable(self._spark, version.target)
         found = table.properties()
-        if table.head() != version.snapshot_id or any(
+        if table.head(_base(version)) != version.snapshot_id or any(
             found.get(name) != version.properties.get(name) for name in properties
         ):
             raise Conflict(f"{version.target} has moved since its mark was read.")
@@ -181,6 +182,28 @@ class IcebergSink:
             writer = writer.option(f"snapshot-property.{name}", value)
         return writer
 
+    def begin_beside(self, version: Version, mark: Mark) -> Version:
+        assert version.snapshot_id is not None
+        table = IcebergTable(self._spark, version.target)
+        branch = _BRANCH_PREFIX + secrets.token_hex(8)
+        table.create_branch(branch, version.snapshot_id)
+        table.delete_everything(branch, _summary(mark))
+        table.refresh()
+        table.rename_branch(branch, BESIDE)
+        return _version(table, BESIDE)
+
+    def beside(self, target: str) -> Version | None:
+        table = self._load(target)
+        return _version(table, BESIDE) if table is not None and BESIDE in table.branches() else None
+
+    def take_over(self, beside: Version) -> Version:
+        table = IcebergTable(self._spark, beside.target)
+        if table.head(BESIDE) != beside.snapshot_id:
+            raise Conflict(f"{beside.target}: what was loaded beside it has moved.")
+        table.put_in_place(BESIDE)
+        table.refresh()
+        return _version(table)
+
     def sweep(self, target: str) -> None:
         """Removes branches that killed drivers left.  A living one loses its write, and begins again."""
         table = self._load(target)
@@ -219,6 +242,7 @@ class IcebergSink:
         if table is None:
             return False
         stay = {*needed, *table.referenced(), *(snapshot_id for snapshot_id, _ in _account(table))}
+        stay |= {snapshot_id for snapshot_id, _ in _account(table, BESIDE)}
         old = (snapshot_id for snapshot_id, made_at in table.snapshots() if made_at < before)
         going = list(islice((snapshot_id for snapshot_id in old if snapshot_id not in stay), _EXPIRE_AT_ONCE))
         if going:
@@ -229,7 +253,7 @@ class IcebergSink:
         """The compare-and-swap: branch at the version, write with the mark, forward main, or raise Conflict."""
         table = IcebergTable(self._spark, version.target)
         branch = _BRANCH_PREFIX + secrets.token_hex(8)
-        if table.head() != version.snapshot_id:
+        if table.head(_base(version)) != version.snapshot_id:
             raise Conflict(f"{version.target} has moved since its mark was read.")
         if version.snapshot_id is None:
             # A branch needs a snapshot to stand on: the first commit of a table makes it.
@@ -255,12 +279,12 @@ class IcebergSink:
         for attempt in range(_FORWARD_ATTEMPTS):
             table.refresh()
             written = table.head(branch)
-            if written is None or table.head() != version.snapshot_id:
+            if written is None or table.head(_base(version)) != version.snapshot_id:
                 raise Conflict(f"{version.target} has moved during the write.")
             summary = next(table.summaries(written))[1]
             assert summary.get(LOG) == mark.log_id, "the commit on the branch does not carry the mark"
             try:
-                table.forward(branch)
+                table.forward(_base(version), branch)
             except Conflict:
                 # Another branch or property was committed meanwhile: main itself may still be where it was.
                 if attempt + 1 == _FORWARD_ATTEMPTS:
@@ -314,12 +338,16 @@ def _is_missing(error: Py4JJavaError | AnalysisException) -> bool:
     return "NoSuchTableException" in str(error) or "NoSuchNamespaceException" in str(error)
 
 
-def _version(table: IcebergTable) -> Version:
-    head = table.head()
+def _base(version: Version) -> str:
+    return BESIDE if version.beside else MAIN
+
+
+def _version(table: IcebergTable, branch: str = MAIN) -> Version:
+    head = table.head(branch)
     mark: Mark | None = None
     ranges: set[str] = set()
     has_rows = False
-    for snapshot_id, summary in _account(table):
+    for snapshot_id, summary in _account(table, branch):
         if snapshot_id == head:
             has_rows = _has_rows(summary)
         if LOG not in summary:
@@ -328,16 +356,17 @@ def _version(table: IcebergTable) -> Version:
         mark = mark or found
         if mark.offset is None and found.offset is None and found.load == mark.load:
             ranges.update(found.ranges)
-    return Version(table.identifier, head, has_rows, mark, frozenset(ranges), table.properties())
+    beside = branch == BESIDE
+    return Version(table.identifier, head, has_rows, mark, frozenset(ranges), table.properties(), beside)
 
 
-def _account(table: IcebergTable) -> Iterator[tuple[int, dict[str, str]]]:
+def _account(table: IcebergTable, branch: str = MAIN) -> Iterator[tuple[int, dict[str, str]]]:
     """The commits that say what the table holds: from its head down to the newest mark.
 
     A loading table's ranges are spread over the commits since its load began, so all of those belong to it.
     """
     newest: Mark | None = None
-    for snapshot_id, summary in table.summaries(table.head()):
+    for snapshot_id, summary in table.summaries(table.head(branch)):
         yield snapshot_id, summary
         if LOG in summary:
             found = _mark(summary)

@@ -126,9 +126,16 @@ class IcebergTable:
     def remove_branch(self, name: str) -> None:
         _commit(self._table.manageSnapshots().removeBranch(name))
 
-    def forward(self, branch: str) -> None:
-        """Moves main to the branch's head and drops the branch, in one commit; refuses when main has moved."""
-        _commit(self._table.manageSnapshots().fastForwardBranch(MAIN, branch).removeBranch(branch))
+    def rename_branch(self, name: str, new: str) -> None:
+        _commit(self._table.manageSnapshots().renameBranch(name, new))
+
+    def forward(self, base: str, branch: str) -> None:
+        """Moves the base to the branch's head and drops the branch, in one commit; refuses when the base has moved."""
+        _commit(self._table.manageSnapshots().fastForwardBranch(base, branch).removeBranch(branch))
+
+    def put_in_place(self, branch: str) -> None:
+        """Makes main what the branch is, though it does not descend from main, and drops the branch, in one commit."""
+        _commit(self._table.manageSnapshots().replaceBranch(MAIN, branch).removeBranch(branch))
 
     def snapshots(self) -> Iterator[tuple[int, datetime]]:
         """All that are kept and when they were made, the oldest first; also those that main does not descend from."""

@@ -50,6 +50,10 @@ class MirrorTable:
     error: str = ""  # not empty: parked
     failures: int = 0
     retry_at_s: float = 0.0
+    joining: bool = False  # it is being loaded while the others stream, or waits for that
+    removed: bool = False  # it is captured no more
+    needs_from: int | None = None  # while it is loaded: its changes from this offset on must stay in the log
+    load_error: str = ""  # why it could not be loaded anew
 
     @property
     def name(self) -> str:

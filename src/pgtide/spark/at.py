@@ -137,7 +137,7 @@ def _tables_at(rows: DataFrame, places: list[dict[str, Any]]) -> list[dict[str, 
         return states
     later = of_tables.where(f"struct(`offset`, lsn) > {oldest} AND struct(`offset`, lsn) <= {newest}")
     changed: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
-    for row in _collect(later.orderBy("offset", "lsn", "covered")):
+    for row in _collect(later.orderBy("offset", "lsn", "covered", "published_at")):
         now = {"version": row["version"], "covered": row["covered"]}
         changed.setdefault((row["offset"], row["lsn"]), {})[row["table"]] = now
     for place in places[1:]:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 ALL_KEPT_S = 3600.0
 
 # Of a table's rows, what holds at the end: at one place coverage is only ever added.
-NEWEST = "max_by(struct(version, covered), struct(`offset`, lsn, covered))"
+NEWEST = "max_by(struct(version, covered), struct(`offset`, lsn, covered, published_at))"
 
 
 def all_kept_since(now: datetime, keep_s: float) -> datetime:

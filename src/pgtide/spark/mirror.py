@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +27,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pgtide.change import TRANSACTIONS
 from pgtide.config import Config
-from pgtide.errors import LogError, PgtideError, TableError
-from pgtide.log.control import BarrierState
+from pgtide.errors import LogError, PgtideError
+from pgtide.failpoints import reach
+from pgtide.log.control import BarrierState, TableHistory, histories, requested_reloads, withdraw_reloads
 from pgtide.log.reader import LogReader
+from pgtide.schema import TableShape
+from pgtide.sinks import Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.merge import LOST_VALUE
 from pgtide.sinks.multiset import LOST_ROW
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.barriers import Barriers
-from pgtide.spark.load import Loader
+from pgtide.spark.joining import TAKEN_OVER, Joining, Load, has_gap, loaded_lsn
 from pgtide.spark.mirror_plan import NAME as PLAN_SOURCE
 from pgtide.spark.mirror_plan import MirrorPlanSource
 from pgtide.spark.only_mirror import only_mirror
@@ -51,6 +54,7 @@ _BATCH_BYTES = 1 << 30
 _RETRY_FIRST_S, _RETRY_LAST_S = 1.0, 60.0
 _LOOK_S = 0.1
 _LOOK_FOR_BARRIERS_S = 0.5
+_LOOK_FOR_TABLES_S = 1.0
 # Spark gives the Python process of a streaming source ten seconds to start, which a busy machine may not keep.
 _SLOW_WORKER = "Python worker failed to connect back"
 _QUERY_ATTEMPTS = 5
@@ -74,8 +78,10 @@ class Mirror:
         self._barriers = Barriers(self._log_location)
         self._upkeep = Upkeep(self._sink, self._points, self._log_location, config.mirror)
         self._progress = Progress(self._log_location, self._applier.log_id)
-        self._loader = Loader(spark, config, self._applier, self._sink)
+        self._joining = Joining(spark, config, self._applier, self._sink, self._report)
         self._tables: dict[int, MirrorTable] = {}
+        self._histories: dict[int, TableHistory] = {}  # of the tables that are captured; none for a log without notes
+        self._look_for_tables_at_s = 0.0
         self._done = 0  # the end of the last batch
         self._stop = threading.Event()
         self._over = threading.Event()
@@ -101,6 +107,7 @@ class Mirror:
             if self._query is not None:
                 self._query.stop()
             self._pool.shutdown(wait=True, cancel_futures=True)
+            self._joining.end(stop)
             self._over.set()
             shutil.rmtree(checkpoint, ignore_errors=True)
 
@@ -121,22 +128,137 @@ class Mirror:
         for shape in self._reader.shapes().values():
             if shape.relation_oid:
                 self._tables[shape.relation_oid] = MirrorTable(shape, target_of(self._config, shape.qualified_name))
-        tables = list(self._tables.values())
+        self._histories = histories(self._log_location)
+        for table in self._tables.values():
+            table.removed = self._is_removed(table)
+        tables = [table for table in self._tables.values() if not table.removed]
         self._each(tables, lambda table: self._sink.sweep(table.target))
-        if self._config.snapshot.initial == "bulk":
-            unloaded = [table for table in tables if not table.error and not self._is_loaded(table)]
-            self._loader.load(unloaded, stop, self._report)
+        self._first_load([table for table in tables if not table.error], stop)
         if stop.is_set():
             raise _Stopped
+        tables = [table for table in tables if not table.joining]
         self._each([table for table in tables if not table.error], lambda table: _nothing(self._applier.refresh(table)))
         self._done = self._first_needed([table for table in tables if not table.error])
         for table in tables:
             if not table.error:
                 table.clean_to = max(table.clean_to, self._done)
+        for table in self._tables.values():
+            self._examine(table)
         # A predecessor may have been killed between its last table and the point; after a load there is none yet.
         if self._done == self._reader.end().end_offset:
             self._publish(self._reader.first_offset(), self._done)
         self._report()
+
+    def _first_load(self, tables: list[MirrorTable], stop: threading.Event) -> None:
+        """Loads all tables before anything streams, if none is loaded yet; otherwise they join while others stream."""
+        if self._config.snapshot.initial != "bulk":
+            return
+        unloaded = [table for table in tables if not self._is_loaded(table)]
+        if len(unloaded) == len(tables):
+            unfenced = [table for table in unloaded if not self._is_fenced(table)]
+            self._joining.first_load(unfenced, stop)
+        for table in tables:
+            table.joining = not table.error and self._must_be_loaded(table) is not None
+
+    def _is_removed(self, table: MirrorTable) -> bool:
+        return bool(self._histories) and table.shape.relation_oid not in self._histories
+
+    def _is_fenced(self, table: MirrorTable) -> bool:
+        """Whether transactions are open that have rows of it which the stream lacks: a load must wait for them."""
+        history = self._histories.get(table.shape.relation_oid)
+        return history is not None and history.complete_lsn is None
+
+    def _must_be_loaded(self, table: MirrorTable) -> Version | None:
+        """The version that lacks something: it has no rows yet, or changes since they were read were not captured."""
+        version = self._sink.recorded(table.target)
+        if version is None or version.mark is None or version.mark.offset is None:
+            return version or Version(table.target, None, has_rows=False, mark=None)
+        history = self._histories.get(table.shape.relation_oid)
+        return version if has_gap(version.mark, history, self._reader.identity.start_lsn) else None
+
+    def _examine(self, table: MirrorTable) -> None:
+        """Has a table loaded that needs it, or whose load was broken off."""
+        if self._config.snapshot.initial != "bulk" or table.removed or table.error or self._joining.is_loading(table):
+            return
+        lacking = self._must_be_loaded(table)
+        beside = self._sink.beside(table.target)
+        table.joining = lacking is not None
+        if lacking is None and beside is None:
+            return
+        table.needs_from = self._needed_from(beside or lacking)
+        if lacking is None or not self._is_fenced(table):
+            has_rows = lacking is None or (lacking.mark is not None and lacking.mark.offset is not None)
+            self._joining.begin(table, self._stop, beside=has_rows)
+
+    def _needed_from(self, version: Version | None) -> int:
+        """From where on a load that goes on needs the log; one that begins gets a snapshot of now."""
+        mark = version.mark if version else None
+        lsn = loaded_lsn(mark, 0) if mark is not None else 0
+        return min(self._reader.position_after(lsn), self._done) if lsn else self._done
+
+    def _look_for_tables(self) -> None:
+        """Tables that are captured since the last look, or no more, or are to be loaded anew."""
+        if time.monotonic() < self._look_for_tables_at_s:
+            return
+        self._look_for_tables_at_s = time.monotonic() + _LOOK_FOR_TABLES_S
+        found, known = histories(self._log_location), self._histories
+        wanted = requested_reloads(self._log_location)
+        if found == known and not wanted:
+            return
+        self._histories = found
+        self._take_in({shape.relation_oid: shape for shape in self._reader.shapes().values()}, found)
+        for oid, table in self._tables.items():
+            was_removed, table.removed = table.removed, self._is_removed(table)
+            if table.removed or (not was_removed and found.get(oid) == known.get(oid)):
+                continue
+            self._examine(table)
+        anew = [table for table in self._tables.values() if table.name in wanted and _is_streaming(table)]
+        self._joining.begin_beside(anew)
+        for table in anew:
+            self._examine(table)
+        # One that is being loaded, or cannot be mirrored, has no rows to be replaced.
+        withdraw_reloads(self._log_location, wanted)
+        self._report()
+
+    def _take_in(self, shapes: dict[int, TableShape], oids: Iterable[int]) -> None:
+        for oid in oids:
+            if oid in self._tables or oid not in shapes:
+                continue
+            table = MirrorTable(shapes[oid], target_of(self._config, shapes[oid].qualified_name))
+            # A table that was dropped and made again has the name of one that is captured no more.
+            self._tables = {oid: old for oid, old in self._tables.items() if old.target != table.target}
+            self._tables[oid] = table
+
+    def _join_loaded(self) -> None:
+        """Tables that were loaded meanwhile go on with the others."""
+        over = self._joining.finished(self._done)
+        joined = []
+        for load, error in over:
+            table = load.table
+            if isinstance(error, LogError):
+                raise error
+            table.load_error = str(error) if error is not None else ""
+            if error is None:
+                joined.append(load)
+            elif table.joining or not load.is_beside:
+                self._park(table, error)
+            table.joining, table.needs_from = False, None
+        if not over:
+            return
+        self._each([load.table for load in joined], lambda table: self._join(table, joined))
+        if self._done == self._reader.end().end_offset:
+            renewed = [load.table.name for load in joined]
+            self._publish(self._reader.first_offset(), self._done, renewed=renewed)
+        self._report()
+
+    def _join(self, table: MirrorTable, joined: list[Load]) -> None:
+        shadow = next(load.shadow for load in joined if load.table is table)
+        if shadow is not table:
+            assert shadow.version is not None
+            table.version = self._sink.take_over(shadow.version)
+            reach(TAKEN_OVER)
+            table.shape, table.clean_to = shadow.shape, shadow.clean_to
+        self._applier.apply(table, self._done)
 
     def _first_needed(self, tables: list[MirrorTable]) -> int:
         """The first change that some table has not applied; the end of the log when there is none."""
@@ -176,9 +298,11 @@ class Mirror:
                 self._query = self._start_query(checkpoint / str(attempts))
             if self._batch.acquire(blocking=False):
                 try:
+                    self._look_for_tables()
+                    self._join_loaded()
                     self._retry_parked()
                     self._meet_barriers()
-                    goes_on = self._keep_up()
+                    goes_on = self._keep_up() or self._joining.is_busy or any(map(_is_joining, self._tables.values()))
                     if until_offset is not None and self._done >= until_offset and not goes_on:
                         return
                 finally:
@@ -196,6 +320,8 @@ class Mirror:
                     to = self._up_to_barrier(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES))
                     with self._applier.timings.of(BATCH):
                         self._run_batch(to)
+                    self._look_for_tables()
+                    self._join_loaded()
                     self._report()
                     self._meet_barriers()
                     self._keep_up()
@@ -208,34 +334,37 @@ class Mirror:
     def _run_batch(self, to: int) -> None:
         latest = {piece.relation_oid: piece.entry.fingerprint for piece in self._reader.plan(self._done, to)}
         touched = {oid: self._reader.shape(oid, fingerprint) for oid, fingerprint in latest.items() if oid}
-        for oid, shape in touched.items():
-            if oid not in self._tables:
-                self._tables[oid] = MirrorTable(shape, target_of(self._config, shape.qualified_name))
+        new = [oid for oid in touched if oid not in self._tables and (oid in self._histories or not self._histories)]
+        self._take_in(touched, new)
+        for oid in new:
+            self._examine(self._tables[oid])
         now = time.monotonic()
         due = [table for oid, table in self._tables.items() if _is_due(table, now, touched=oid in touched)]
         self._each(due, lambda table: self._advance(table, to))
         for oid, table in self._tables.items():
-            if oid not in touched and not table.error:
+            if oid not in touched and not table.error and not table.joining:
                 table.clean_to = max(table.clean_to, to)
         self._publish(self._done, to)
         self._done = to
 
     def _advance(self, table: MirrorTable, to: int) -> None:
-        """Brings one table to `to`; loads it first if it has nothing, as when it was dropped to be loaded anew."""
-        if not table.is_loaded and self._config.snapshot.initial == "bulk" and not self._is_loaded(table):
-            self._loader.load([table], self._stop, lambda: None)
-            if table.error:
-                raise TableError(table.error)
-        self._applier.apply(table, to)
+        """Brings one table to `to`; has it loaded if it has nothing, as when it was dropped to be loaded anew."""
+        if not table.is_loaded:
+            table.error = ""
+            self._examine(table)
+        if not table.joining:
+            self._applier.apply(table, to)
 
-    def _publish(self, start: int, to: int, at_lsn: int = 0) -> bool:
+    def _publish(self, start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()) -> bool:
         """Publishes the point at `to`, under the LSN of its last commit or a later one that is asked for."""
-        if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in self._tables.values()):
+        streaming = [table for table in self._tables.values() if not table.joining and not table.removed]
+        if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in streaming):
             return False  # a table is ahead of this batch: there is no version of it to name
         moment = self._moment(start, to)
         moment = replace(moment, lsn=max(moment.lsn, at_lsn))
+        coverage = {table.name: _coverage(table, to) for table in self._tables.values()}
         with self._applier.timings.of(POINT):
-            return self._points.publish(moment, {table.name: _coverage(table, to) for table in self._tables.values()})
+            return self._points.publish(moment, coverage, renewed)
 
     def _moment(self, start: int, to: int) -> Moment:
         last = self._points.last
@@ -249,7 +378,7 @@ class Mirror:
 
     def _retry_parked(self) -> None:
         now = time.monotonic()
-        due = [table for table in self._tables.values() if table.error and now >= table.retry_at_s]
+        due = [table for table in self._tables.values() if table.error and _is_due(table, now, touched=False)]
         if due:
             self._each(due, lambda table: self._advance(table, self._done))
             if any(not table.error for table in due) and self._done == self._reader.end().end_offset:
@@ -268,7 +397,7 @@ class Mirror:
         """Publishes the points that are asked for where we are now, and tells those who asked too late."""
         for lsn, place, barrier in self._barriers.placed(self._reader):
             if place == self._done:
-                loaded = [table for table in self._tables.values() if not table.error and table.is_loaded]
+                loaded = [table for table in self._tables.values() if _is_streaming(table)]
                 self._each(loaded, self._take_head)
                 published = self._publish(self._reader.first_offset(), self._done, lsn)
                 self._report()
@@ -289,7 +418,7 @@ class Mirror:
     def _upkeep_step(self) -> bool:
         self._spark.addTag(JOB_TAG)
         with self._applier.timings.of(UPKEEP):
-            return self._upkeep.step(self._tables.values(), self._stop)
+            return self._upkeep.step(filter(_is_streaming, self._tables.values()), self._stop)
 
     def _take_head(self, table: MirrorTable) -> None:
         """Makes sure that we name the table as it is now: somebody else may have written to it."""
@@ -309,7 +438,8 @@ class Mirror:
         for future, table in running.items():
             error = future.exception()
             if error is None:
-                table.error, table.failures = "", 0
+                table.error = ""
+                table.failures = table.failures if table.joining else 0
             elif isinstance(error, Exception) and not isinstance(error, LogError):
                 self._park(table, error)
             else:
@@ -331,12 +461,22 @@ class Mirror:
         )
 
 
+def _is_joining(table: MirrorTable) -> bool:
+    return table.joining
+
+
+def _is_streaming(table: MirrorTable) -> bool:
+    return table.is_loaded and not (table.error or table.joining or table.removed)
+
+
 def _is_due(table: MirrorTable, now_s: float, *, touched: bool) -> bool:
+    if table.joining or table.removed:
+        return False
     return now_s >= table.retry_at_s if table.error else touched
 
 
 def _coverage(table: MirrorTable, to: int) -> Coverage:
-    covered = not table.error and table.is_loaded and table.clean_to >= to
+    covered = _is_streaming(table) and table.clean_to >= to
     return Coverage(table.version.snapshot_id if table.version and covered else None, covered)
 
 

@@ -10,7 +10,7 @@ A point's place is its offset and its LSN.  Its LSN is that of the last commit, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -79,8 +79,11 @@ class Points:
         if self._sink.recorded(self.target) is not None:
             self._sink.evolve(self._load(), SCHEMA, {})
 
-    def publish(self, moment: Moment, tables: Mapping[str, Coverage]) -> bool:
-        """Writes the point; false if a later one is there.  One that is there gains coverage, and never loses any."""
+    def publish(self, moment: Moment, tables: Mapping[str, Coverage], renewed: Collection[str] = ()) -> bool:
+        """Writes the point; false if a later one is there.  One that is there gains coverage, and never loses any.
+
+        Tables that are `renewed` have another version with the same rows, or with those they should have had.
+        """
         reach(POINT_READY)
         while True:
             version = self._version or self._load()
@@ -90,7 +93,11 @@ class Points:
                 return False
             changed = {name: now for name, now in tables.items() if self._known.get(name) != now}
             if self.last is not None and self.last.place == moment.place:
-                changed = {name: now for name, now in changed.items() if now.covered and not self._covers(name)}
+                changed = {
+                    name: now
+                    for name, now in changed.items()
+                    if now.covered and (name in renewed or not self._covers(name))
+                }
                 if not changed:
                     return True
             latest = max(filter(None, (self._max_commit_timestamp, moment.commit_timestamp)), default=None)

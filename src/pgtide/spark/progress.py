@@ -30,9 +30,11 @@ class Progress:
         upkeep: dict[str, Any],
         timings: dict[str, dict[str, float]],
     ) -> None:
-        """`offset` is the start of what the mirror still needs: a parked table holds it back."""
+        """`offset` is the start of what the mirror still needs: parked tables and those that join hold it back."""
         listed = list(tables)
-        needed = min((table.clean_to for table in listed if table.error), default=done)
+        kept = [table.needs_from for table in listed if table.needs_from is not None and not table.removed]
+        kept += [table.clean_to for table in listed if table.error and not table.removed]
+        needed = min(kept, default=done)
         moment = points.last
         content = {
             "name": NAME,
@@ -54,9 +56,10 @@ class Progress:
 
 def _table(table: MirrorTable) -> dict[str, Any]:
     mark = table.mark
-    loading = not table.is_loaded
+    loading = table.joining or not table.is_loaded
+    state = "removed" if table.removed else "parked" if table.error else "loading" if loading else "streaming"
     return {
-        "state": "parked" if table.error else "loading" if loading else "streaming",
+        "state": state,
         "rows_applied": mark.changes if mark else 0,
         "applied_offset": None if loading else table.clean_to,
         "error": table.error or None,

@@ -1,0 +1,162 @@
+"""Tables that join while the others stream: new ones, those that come back after a gap, and those to be loaded anew.
+
+A new table is filled where it is.  One that has rows already is loaded beside them, on a branch of the lake table that
+no reader sees, and takes over in one commit: readers see the old rows or the new, never none or half.  That the branch
+is there is what a mirror that was killed goes on by.
+
+Loads run in a thread of their own, one after the other.  A table that is loaded joins at the end of a batch that has
+passed the place from which its changes are to be applied; until then no point covers it, unless its old rows are still
+being kept up to date.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from pgtide.config import Config
+from pgtide.errors import PgtideError
+from pgtide.failpoints import declare, reach
+from pgtide.log.control import TableHistory
+from pgtide.lsn import parse_lsn
+from pgtide.sinks import Mark, Sink, Version
+from pgtide.sinks.iceberg import IcebergSink
+from pgtide.spark.apply import Applier, MirrorTable
+from pgtide.spark.load import Loader
+
+BESIDE_BEGUN = declare("load.beside.begun", "a table that is loaded anew has an empty state beside its rows")
+TAKEN_OVER = declare("load.taken_over", "a table that was loaded anew shows its new rows, and has not caught up yet")
+
+_ANEW = "anew"  # the load of a state beside that nothing is loaded into yet
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    table: MirrorTable
+    shadow: MirrorTable  # what the loader works on: the table itself, or its state beside
+
+    @property
+    def is_beside(self) -> bool:
+        return self.shadow is not self.table
+
+
+class Joining:
+    def __init__(
+        self, spark: SparkSession, config: Config, applier: Applier, sink: Sink, report: Callable[[], None]
+    ) -> None:
+        self._loader = Loader(spark, config, applier, sink)
+        self._beside_sink = _BesideSink(spark, applier)
+        self._loader_beside = Loader(spark, config, applier, self._beside_sink)
+        self._sink = sink
+        self._report = report
+        self._waiting: deque[Load] = deque()
+        self._loading: list[Load] = []
+        self._over: deque[tuple[Load, Exception | None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+
+    def first_load(self, tables: list[MirrorTable], stop: threading.Event) -> None:
+        """Loads tables before anything streams."""
+        self._loader.load(tables, stop, self._report)
+
+    def is_loading(self, table: MirrorTable) -> bool:
+        with self._changed:
+            loads = [*self._waiting, *self._loading, *(load for load, _ in self._over)]
+        return any(load.table is table for load in loads)
+
+    @property
+    def is_busy(self) -> bool:
+        with self._changed:
+            return bool(self._waiting or self._loading or self._over)
+
+    def begin(self, table: MirrorTable, stop: threading.Event, *, beside: bool) -> None:
+        """Has the table loaded, unless it is."""
+        if self.is_loading(table):
+            return
+        shadow = MirrorTable(table.shape, table.target) if beside else table
+        with self._changed:
+            self._waiting.append(Load(table, shadow))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, args=[stop], name="pgtide-joining", daemon=True)
+                self._thread.start()
+
+    def finished(self, done: int) -> list[tuple[Load, Exception | None]]:
+        """Loads that have failed, or whose changes begin at or before this offset; they are handed out once."""
+        with self._changed:
+            ready = [one for one in self._over if one[1] is not None or one[0].shadow.clean_to <= done]
+            for one in ready:
+                self._over.remove(one)
+        return ready
+
+    def begin_beside(self, tables: list[MirrorTable]) -> None:
+        """Makes it known in the lake itself that these are to be loaded anew, whatever becomes of this process."""
+        for table in tables:
+            self._beside_sink.recorded(table.target)
+
+    def end(self, stop: threading.Event) -> None:
+        """Waits for the thread, which leaves off when `stop` is set."""
+        thread = self._thread
+        if thread is not None and stop.is_set():
+            thread.join()
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            with self._changed:
+                # All that wait are loaded under one snapshot, several at a time.
+                beside = self._waiting[0].is_beside if self._waiting else False
+                self._loading = [load for load in self._waiting if load.is_beside == beside]
+                self._waiting = deque(load for load in self._waiting if load.is_beside != beside)
+                if not self._loading:
+                    self._thread = None
+                    return
+            loads, failure = self._loading, None
+            try:
+                loader = self._loader_beside if beside else self._loader
+                loader.load([load.shadow for load in loads], stop, self._report)
+            except Exception as error:  # noqa: BLE001 - handed to the mirror
+                failure = error
+            if stop.is_set():
+                return
+            with self._changed:
+                for load in loads:
+                    told = PgtideError(load.shadow.error) if load.shadow.error else None
+                    self._over.append((load, failure or told))
+                self._loading = []
+
+
+class _BesideSink(IcebergSink):
+    """The sink with which a table that has rows is loaded: it sees and writes the state beside."""
+
+    def __init__(self, spark: SparkSession, applier: Applier) -> None:
+        super().__init__(spark)
+        self._log_id = applier.log_id
+
+    def recorded(self, target: str) -> Version | None:
+        beside = self.beside(target)
+        if beside is not None:
+            return beside
+        version = super().recorded(target)
+        if version is None or version.snapshot_id is None:
+            return version
+        beside = self.begin_beside(version, Mark(self._log_id, version.mark.shape if version.mark else "", load=_ANEW))
+        reach(BESIDE_BEGUN)
+        return beside
+
+
+def has_gap(mark: Mark, history: TableHistory | None, start_lsn: int) -> bool:
+    """Whether changes of the table may be missing in the log since it was loaded: it was away for a while."""
+    if history is None:
+        return False
+    if history.complete_lsn is None:
+        return True
+    return loaded_lsn(mark, start_lsn) < history.complete_lsn
+
+
+def loaded_lsn(mark: Mark, start_lsn: int) -> int:
+    """As of which LSN the table was loaded; one that was not has all changes since the log began."""
+    _, at, lsn = (mark.load or "").rpartition("@")
+    return parse_lsn(lsn) if at else start_lsn

@@ -1,0 +1,158 @@
+"""Tables that come, go and are loaded anew while others stream: with a real source, a real capture, a real mirror."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgtide.config import Config
+from pgtide.failpoints import ENVIRONMENT_VARIABLE
+from pgtide.log.control import TableHistory, request_reload, requested_reloads
+from pgtide.sinks import Mark
+from pgtide.sinks.iceberg import BESIDE, IcebergSink
+from pgtide.sinks.iceberg_table import IcebergTable
+from pgtide.spark import at
+from pgtide.spark.joining import has_gap
+from pgtide.spark.mirror import Mirror
+from pgtide.spark.targets import target_of
+from tests.database import Database
+from tests.spark.shop import Shop, beside, open_shop
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
+    return open_shop(database, spark, tmp_path)
+
+
+def with_tables(shop: Shop, *tables: str) -> Config:
+    source = shop.config.source.model_copy(update={"tables": list(tables)})
+    return shop.config.model_copy(update={"source": source}).at(shop.config.file)
+
+
+def states(shop: Shop) -> dict[str, str]:
+    file = Path(shop.config.log_location) / "readers" / "mirror.json"
+    return {name: table["state"] for name, table in json.loads(file.read_bytes())["tables"].items()}
+
+
+def test_a_gap_is_seen_by_the_lsn_of_the_load() -> None:
+    mark = Mark("log", "shape", 7, load="00000003-1@0/200")
+    assert not has_gap(mark, TableHistory("public.t", 0, 0x200), 0x100)
+    assert has_gap(mark, TableHistory("public.t", 0, 0x201), 0x100)
+    assert has_gap(mark, TableHistory("public.t", 0, None), 0x100)
+    assert not has_gap(mark, None, 0x100)
+    never_loaded = Mark("log", "shape", 7)
+    assert not has_gap(never_loaded, TableHistory("public.t", 0, 0x100), 0x100)
+    assert has_gap(never_loaded, TableHistory("public.t", 0, 0x101), 0x100)
+
+
+def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
+    """One mirror all along; the capture is started anew with other tables, as the configuration is read at a start."""
+    everything = shop.config
+    shop.config = with_tables(shop, "public.customers", "public.empty")
+    with ExitStack() as running:
+        with shop.capturing():
+            failed = running.enter_context(beside(Mirror(shop.spark, shop.config).run))
+            equal(shop, failed, "public.customers")
+        shop.config = everything
+        shop.database.execute("INSERT INTO customers VALUES (30, 'meanwhile')", "DELETE FROM orders WHERE id <= 7")
+        with shop.capturing():
+            shop.database.execute("UPDATE orders SET note = 'new' WHERE id % 3 = 0")
+            equal(shop, failed, "public.customers", "public.orders")
+        shop.config = with_tables(shop, "public.orders", "public.empty")
+        with shop.capturing():
+            shop.database.execute("DELETE FROM customers WHERE id < 10", "INSERT INTO orders VALUES (9000, 1, 'on')")
+            equal(shop, failed, "public.orders")
+            wait_for(lambda: failed() or states(shop)["public.customers"] == "removed", what="the removal to be seen")
+            shop.database.execute("INSERT INTO orders VALUES (9001, 1, 'on')")
+            equal(shop, failed, "public.orders")
+            assert "public.customers" in at(shop.spark, config=everything).not_covered
+            target = target_of(everything, "public.customers")
+            assert shop.spark.table(target).count() == 21, "its rows stay as they were"
+        shop.config = everything
+        with shop.capturing():
+            shop.database.execute("INSERT INTO customers VALUES (31, 'back')")
+            equal(shop, failed, "public.customers", "public.orders", "public.empty")
+            assert set(states(shop).values()) == {"streaming"}
+
+
+def test_a_table_that_is_loaded_anew_is_never_seen_empty_or_half(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 8 * 8192)
+    monkeypatch.setattr("pgtide.spark.load._RANGES_PER_CONNECTION", 1)
+    target = target_of(shop.config, "public.orders")
+    with shop.capturing(), shop.mirroring("public.customers", "public.orders", "public.empty"):
+        # Somebody has damaged the mirror: only a load mends that.
+        before = IcebergSink(shop.spark).recorded(target)
+        shop.spark.sql(f"UPDATE {target} SET note = 'damaged' WHERE id <= 100")
+        seen: set[int] = set()
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.5):
+                seen.add(shop.spark.table(target).count())
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        request_reload(shop.config.log_location, ["public.orders"])
+        shop.database.execute("UPDATE orders SET note = 'meanwhile' WHERE id % 2 = 0")
+        try:
+            equal(shop, lambda: False, "public.customers", "public.orders")
+        finally:
+            over.set()
+            reader.join()
+        assert seen == {3000}
+        after = IcebergSink(shop.spark).recorded(target)
+        assert before is not None
+        assert after is not None
+        assert before.mark is not None
+        assert after.mark is not None
+        assert before.mark.load != after.mark.load, "it was not loaded anew"
+        assert IcebergTable(shop.spark, target).branches() == []
+        assert requested_reloads(shop.config.log_location) == ()
+
+
+DRIVER = """
+import sys, threading
+from pathlib import Path
+from pgtide import local
+from pgtide.config import load_config
+from pgtide.spark.mirror import Mirror
+config = load_config(Path(sys.argv[1]))
+session = local.spark(warehouse=config.warehouse, **{"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"})
+Mirror(session, config).run(threading.Event())
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_load_anew_that_is_killed_all_along_goes_on_and_ends(shop: Shop) -> None:
+    target = target_of(shop.config, "public.orders")
+    with shop.capturing():
+        shop.mirror_until_equal("public.customers", "public.orders", "public.empty")
+        shop.spark.sql(f"DELETE FROM {target} WHERE id <= 100")
+        request_reload(shop.config.log_location, ["public.orders"])
+        for number, point in enumerate(("load.beside.begun", "load.range.appended", "load.taken_over")):
+            shop.database.execute(f"UPDATE orders SET note = 'round {number}' WHERE id % 3 = {number}")
+            command = [sys.executable, "-c", DRIVER, str(shop.config.file)]
+            environment = os.environ | {ENVIRONMENT_VARIABLE: f"{point}=kill"}
+            done = subprocess.run(command, env=environment, timeout=150, check=False)
+            assert done.returncode == -signal.SIGKILL, point
+            rows = shop.spark.table(target).count()
+            assert rows == (3000 if point == "load.taken_over" else 2900), "readers see the old rows, or the new"
+            has_branch = BESIDE in IcebergTable(shop.spark, target).branches()
+            assert has_branch == (point != "load.taken_over")
+        shop.mirror_until_equal("public.customers", "public.orders", "public.empty")
+
+
+def equal(shop: Shop, failed: Callable[[], bool], *tables: str) -> None:
+    wait_for(lambda: failed() or not shop.differences(*tables), limit_s=90, what=f"{tables} to be equal")
+    assert not failed()
