@@ -51,6 +51,9 @@ RETENTION = ("log.retention.recorded",)
 # Visited by test_fence, where a table is published later.
 FENCE = ("capture.fence.noted", "capture.fence.opened")
 
+# Visited by test_alterations, where a table is altered.
+ALTERATIONS = ("capture.alteration.noted",)
+
 # Visited by test_s3: those of the log on an object store.
 ON_OBJECT_STORE = ("log.object.", "log.merge.")
 
@@ -60,7 +63,7 @@ def kill_points() -> list[str]:
 
 
 def is_ordinary(point: str) -> bool:
-    elsewhere = RECOVERY + LARGE + PREPARED + RETENTION + FENCE
+    elsewhere = RECOVERY + LARGE + PREPARED + RETENTION + FENCE + ALTERATIONS
     return not point.startswith(FIRST_START + ON_OBJECT_STORE) and point not in elsewhere
 
 

@@ -47,6 +47,8 @@ BATCH = (
 ANEW = ("load.beside.begun", "load.taken_over")
 # Reached when a round of upkeep is due: tests/spark kills at each of them.
 UPKEEP = ("mirror.points.pruned", "mirror.upkeep.compacted", "mirror.upkeep.expired")
+# Reached when a table was altered: the same.
+ALTER = ("mirror.altering", "mirror.altered")
 
 _DEATH_LIMIT_S = 120
 
@@ -111,4 +113,4 @@ def test_pipeline_killed_at_point_after_point(
 
 
 def test_every_kill_point_is_visited_by_a_crash_test() -> None:
-    assert all_points() == {*capture_points(), *LOAD, *ANEW, *BATCH, *REDO, *UPKEEP}
+    assert all_points() == {*capture_points(), *LOAD, *ANEW, *BATCH, *REDO, *UPKEEP, *ALTER}

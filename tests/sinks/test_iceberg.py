@@ -5,15 +5,24 @@ from __future__ import annotations
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from pgtide.errors import TableError
 from pgtide.failpoints import FailpointReached, arm
-from pgtide.sinks import Changes, Conflict, Mark, Version
+from pgtide.sinks import Alterations, Changes, Conflict, Mark, Version
 from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours
 from pgtide.sinks.iceberg_table import IcebergTable, quoted
 from pgtide.sinks.merge import DELETE, LOST_VALUE, keep_name, origin_name
@@ -195,6 +204,51 @@ def test_columns_can_be_added_again_and_again(spark: SparkSession, sink: Iceberg
         sink.evolve(recorded(sink, empty), wider, {"pgtide.attnums": "{}"})
     assert spark.table(empty.target).columns == ["id", "body", "odd `name`"]
     assert recorded(sink, empty).properties["pgtide.attnums"] == "{}"
+
+
+def test_columns_are_altered_together_and_rows_read_the_defaults(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    wide = StructType([*COLUMNS, StructField("n", IntegerType()), StructField("old", StringType())])
+    version = sink.evolve(empty, wide, {})
+    version = sink.append(version, spark.createDataFrame([(1, "a", 5, "b")], wide), mark(10))
+    alterations = Alterations(
+        dropped=frozenset({"old"}),
+        renamed={"id": "body", "body": "id"},
+        widened={"n": LongType()},
+        defaults={"vat": Decimal("1.50"), "old": "anew"},
+    )
+    columns = StructType(
+        [
+            StructField("body", LongType()), StructField("id", StringType()), StructField("n", LongType()),
+            StructField("vat", DecimalType(6, 2)), StructField("old", StringType()),
+        ]
+    )  # fmt: skip
+    altered = sink.evolve(version, columns, {"pgtide.attnums": "new"}, alterations)
+    assert altered.properties["pgtide.attnums"] == "new"
+    assert recorded(sink, empty).properties == altered.properties
+    assert spark.table(empty.target).collect() == [(1, "a", 5, Decimal("1.50"), "anew")]
+    assert spark.table(empty.target).dtypes[2:4] == [("n", "bigint"), ("vat", "decimal(6,2)")]
+    then = spark.sql(f"SELECT * FROM {empty.target} VERSION AS OF {version.snapshot_id}")
+    assert (then.columns, then.collect()) == (["id", "body", "n", "old"], [(1, "a", 5, "b")])
+    filled = sink.fill(altered, spark.createDataFrame([("same", None)], "id string, n bigint"), mark(20))
+    assert spark.table(empty.target).collect() == [(1, "same", None, Decimal("1.50"), "anew")]
+    assert recorded(sink, empty).mark == filled.mark == mark(20)
+
+
+def test_altering_from_a_version_that_has_moved_changes_nothing(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    wider = StructType([*COLUMNS, StructField("n", LongType())])
+    sink.append(empty, None, mark(1))
+    with pytest.raises(Conflict):
+        sink.evolve(empty, wider, {"pgtide.attnums": "mine"})
+    now = recorded(sink, empty)
+    sink.evolve(now, COLUMNS, {"pgtide.attnums": "another's"})
+    with pytest.raises(Conflict):
+        sink.evolve(now, wider, {"pgtide.attnums": "mine"})
+    assert spark.table(empty.target).columns == ["id", "body"]
+    assert recorded(sink, empty).properties["pgtide.attnums"] == "another's"
 
 
 def test_compaction_changes_files_and_neither_rows_nor_mark(

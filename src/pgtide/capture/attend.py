@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgtide.capture import watch
+from pgtide.capture.alterations import AlterationWatch
 from pgtide.capture.appender import Appender
 from pgtide.capture.fence import Fence
 from pgtide.capture.health import Health
@@ -42,6 +43,7 @@ class Charges:
     """What is looked after; it outlives a connection."""
 
     source: watch.SourceWatch
+    alterations: AlterationWatch
     keeper: SnapshotKeeper
     fence: Fence
     tidier: Tidier
@@ -109,6 +111,7 @@ class Attendant:
         charges.tidier.look(now_s)
         charges.source.look(side, now_s, self._appender.durable_lsn, self._appender.last_commit_s)
         charges.fence.look(side, now_s)
+        charges.alterations.look(side, now_s)
         self._tell_new(tuple(filter(None, (charges.keeper.trouble, charges.source.warning, *charges.fence.notices))))
 
     def _tell_new(self, notices: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from pgtide.capture import watch
+from pgtide.capture.alterations import AlterationWatch
 from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.attend import STATUS_INTERVAL_S, Attendant, CaptureState, Charges
@@ -87,6 +88,7 @@ class Capture:
         self._appender: Appender | None = None
         self._known_shapes = KnownShapes()
         self._source: watch.SourceWatch | None = None
+        self._alterations: AlterationWatch | None = None
         self._attendant: Attendant | None = None
         self._binary = True
         self._whole: WholeTransactions | None = None  # while transactions are to come whole, not streamed in progress
@@ -315,7 +317,10 @@ class Capture:
             self._source = watch.SourceWatch(
                 self._config.source.slot, facts.timeline, sides.publications, self._fence.published_by
             )
-        return Charges(self._source, self._keeper, self._fence, self._tidier, self.health)
+        if self._alterations is None:
+            oids = [table.oid for table in facts.tables]
+            self._alterations = AlterationWatch(self._config.log_location, sides.publications, oids)
+        return Charges(self._source, self._alterations, self._keeper, self._fence, self._tidier, self.health)
 
     def _send(self, work: list[Work], appender: Appender, stop: threading.Event) -> None:
         """Queues the work; while the queue takes nothing reading stops, and the server goes on being answered."""

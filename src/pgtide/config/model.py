@@ -173,6 +173,7 @@ class Capture(Section):
 class TableOptions(Section):
     """What can be set for one mirror table; what is not, is as for all."""
 
+    soft_delete: bool | None = None
     dropped_columns: Literal["keep", "drop"] | None = None
 
 
@@ -194,6 +195,9 @@ class Mirror(Section):
         24, gt=0, description="How long points can be read: all of the last hour, and before that one a minute."
     )
 
+    soft_delete: bool = Field(
+        False, description="Rows that the source deletes stay in the mirror, with true in a column _is_deleted."
+    )
     dropped_columns: Literal["keep", "drop"] = Field(
         "keep",
         description='A column that the source drops: "keep" leaves it in the mirror, null in newer rows; "drop".',
@@ -201,13 +205,16 @@ class Mirror(Section):
     tables: dict[str, TableOptions] = Field(
         {},
         description='Other settings for some tables: a section [mirror.tables."schema.table"] each, with '
-        "dropped_columns.",
+        "soft_delete and dropped_columns.",
     )
 
     def options_of(self, qualified_name: str) -> TableOptions:
         """What counts for this table."""
         own = self.tables.get(qualified_name, TableOptions())
-        return TableOptions(dropped_columns=own.dropped_columns or self.dropped_columns)
+        return TableOptions(
+            soft_delete=self.soft_delete if own.soft_delete is None else own.soft_delete,
+            dropped_columns=own.dropped_columns or self.dropped_columns,
+        )
 
     @field_validator("format", mode="before")
     @classmethod

@@ -59,6 +59,14 @@ def lakehouse_jars() -> list[Path]:
     return _without_shipped(jars_in_cache(name, versions.wanted))
 
 
+_POSTGRES_JDBC = "org.postgresql:postgresql:42.7.7"
+
+
+def postgres_jdbc_jars() -> list[Path]:
+    """Postgres's JDBC driver, for a catalog that is kept in a Postgres database; fetched if it is not in the cache."""
+    return jars_in_cache("postgres-jdbc", Wanted("The JDBC driver of Postgres", (_POSTGRES_JDBC,)))
+
+
 def _without_shipped(found: list[Path]) -> list[Path]:
     shipped = {_artifact(jar.name) for jar in (spark_home() / "jars").glob("*.jar")}
     return [jar for jar in found if _artifact(jar.name) not in shipped]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgtide.local.jars import lakehouse_jars
+from pgtide.local.jars import lakehouse_jars, postgres_jdbc_jars
 from pgtide.local.java import java_home
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def build_session(
 ) -> SparkSession:
     """A session on `master`; `jars` are found or fetched when not given.
 
-    The catalog is defined here only if `conf` does not define it.  A session that is already running in this process is
+    The catalog is defined here only if `conf` does not define it (but for its cache, which is off unless `conf` says
+    otherwise); one in a Postgres database gets its driver.  A session that is already running in this process is
     returned as it is, as Spark does.
     """
     from pyspark.sql import SparkSession
@@ -69,6 +70,8 @@ def build_session(
     brings_jars = "spark.jars" in own or "spark.jars.packages" in own
     if jars is None:
         jars = [] if brings_jars else lakehouse_jars()
+        if not brings_jars and own.get(f"spark.sql.catalog.{catalog}.uri", "").startswith("jdbc:postgresql:"):
+            jars = [*jars, *postgres_jdbc_jars()]
     settings = {
         **_common_settings(folder),
         **_catalog_settings(catalog, warehouse or folder / "warehouse"),
@@ -76,7 +79,8 @@ def build_session(
         **_jar_settings(jars, master),
     }
     if f"spark.sql.catalog.{catalog}" in own:
-        settings = {name: value for name, value in settings.items() if not _belongs_to(name, catalog)}
+        cache = f"spark.sql.catalog.{catalog}.cache-enabled"
+        settings = {name: value for name, value in settings.items() if name == cache or not _belongs_to(name, catalog)}
 
     # The JVM is started by PySpark from the environment, and Spark's workers inherit it.
     os.environ["JAVA_HOME"] = str(java_home())

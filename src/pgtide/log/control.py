@@ -7,6 +7,9 @@ Who wants a table loaded anew says so (`loads-wanted.json`); the mirror does it.
 
 Who compares mirror and source needs a point at exactly the LSN of a snapshot, and only the mirror can publish one.  It
 is asked for with a barrier (`barrier-<id>.json`), and writes into the same file what has become of the wish.
+
+Of a table that is altered, or rewritten, the stream says nothing until a row of it changes, if at all: the capture
+notes what it sees of that in the catalog (`alterations.json`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 from pgtide.errors import LogCorruptError
 from pgtide.log.storage import Location, storage_at
 from pgtide.lsn import format_lsn, parse_lsn
+from pgtide.schema import TableShape
 
 _OFFER = "snapshot.json"
 _REQUEST = "snapshot-wanted.json"
@@ -28,6 +32,7 @@ _REMOVED = "removed.json"
 _HISTORIES = "histories.json"
 _UPKEEP = "upkeep.json"
 _RELOADS = "loads-wanted.json"
+_ALTERATIONS = "alterations.json"
 _SLOT_NOTE = "slot-being-made.json"
 
 
@@ -144,6 +149,42 @@ def histories(location: Location) -> dict[int, TableHistory]:
             frozenset(found.get("published_by", ())),
         )
         for oid, found in (_read(location, _HISTORIES) or {}).items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """What the catalog said of a table when it was looked at last."""
+
+    state: dict[str, Any]  # files and attributes, to compare with
+    seen_lsn: int = 0  # changes that commit from here on have this state; 0: it was never seen to change
+    rewritten_lsn: int = 0  # before this its rows were rewritten with other values, for the last time; 0: never
+    shape: TableShape | None = None  # the table's, once it is sure that it belongs to `seen_lsn`
+
+
+def record_alterations(location: Location, alterations: Mapping[int, Alteration]) -> None:
+    """By relation oid; replaces what was there."""
+    data = {
+        str(oid): {
+            "state": found.state,
+            "seen_lsn": format_lsn(found.seen_lsn),
+            "rewritten_lsn": format_lsn(found.rewritten_lsn),
+            "shape": found.shape.to_json() if found.shape else None,
+        }
+        for oid, found in alterations.items()
+    }
+    _write(location, _ALTERATIONS, data)
+
+
+def alterations(location: Location) -> dict[int, Alteration]:
+    return {
+        int(oid): Alteration(
+            found["state"],
+            parse_lsn(found["seen_lsn"]),
+            parse_lsn(found["rewritten_lsn"]),
+            TableShape.from_json(found["shape"]) if found["shape"] else None,
+        )
+        for oid, found in (_read(location, _ALTERATIONS) or {}).items()
     }
 
 

@@ -73,6 +73,7 @@ class Changes:
     key: tuple[str, ...]
     kept: tuple[str, ...] = ()
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    soft_delete: bool = False  # rows that go stay, with `_is_deleted` true; a row that comes again has it false
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,14 @@ class Sink(Protocol):
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
         """Writes and deletes rows by key."""
 
-    def recount(self, version: Version, rows: DataFrame, mark: Mark) -> Version:
+    def recount(self, version: Version, rows: DataFrame, mark: Mark, *, soft_delete: bool = False) -> Version:
         """Makes rows of a table without key come and go: the table's columns and `multiset.SIGN`."""
 
     def replace(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         """Makes the table consist of these rows alone; of none, when there are none."""
+
+    def supersede(self, version: Version, rows: DataFrame, key: tuple[str, ...], mark: Mark) -> Version:
+        """With soft deletes: makes these rows alone live, and marks all others as deleted."""
 
     def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         """Adds rows; without rows it only sets the mark."""

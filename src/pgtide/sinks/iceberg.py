@@ -35,7 +35,7 @@ from pgtide.failpoints import declare, reach
 from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import MAIN, IcebergTable, is_conflict, quoted
-from pgtide.sinks.merge import DELETE, PREFIX, fill_statement, merge_statement
+from pgtide.sinks.merge import DELETE, DELETED, PREFIX, fill_statement, merge_statement, supersede_statement
 from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
@@ -125,11 +125,17 @@ class IcebergSink:
 
         return self._swap(version, mark, write)
 
-    def recount(self, version: Version, rows: DataFrame, mark: Mark) -> Version:
+    def recount(self, version: Version, rows: DataFrame, mark: Mark, *, soft_delete: bool = False) -> Version:
         columns = columns_of(rows)
         return self._merge(
-            version, net_rows(rows), mark, lambda target, view: multiset_statement(target, view, columns)
+            version,
+            net_rows(rows),
+            mark,
+            lambda target, view: multiset_statement(target, view, columns, soft_delete=soft_delete),
         )
+
+    def supersede(self, version: Version, rows: DataFrame, key: tuple[str, ...], mark: Mark) -> Version:
+        return self._merge(version, rows, mark, lambda target, view: supersede_statement(target, view, rows, key))
 
     def _merge(self, version: Version, rows: DataFrame, mark: Mark, statement: Callable[[str, str], str]) -> Version:
         return self._swap(version, mark, lambda table, branch: self._merge_into(table, branch, rows, mark, statement))
@@ -173,10 +179,11 @@ class IcebergSink:
         return self._swap(version, mark, lambda table, branch: table.append_files(branch, paths, _summary(mark)))
 
     def _writer(self, version: Version, branch: str, rows: DataFrame, mark: Mark) -> DataFrameWriterV2:
-        """Columns that the rows do not have are null."""
+        """Columns that the rows do not have are null; rows that are written live."""
         present = set(rows.columns)
         absent = [field for field in self._spark.table(version.target).schema if field.name not in present]
-        whole = rows.select("*", *(lit(None).cast(field.dataType).alias(field.name) for field in absent))
+        nothing = {field.name: lit(False if field.name == DELETED else None) for field in absent}
+        whole = rows.select("*", *(nothing[field.name].cast(field.dataType).alias(field.name) for field in absent))
         writer = whole.writeTo(_branch_of(version.target, branch))
         for name, value in _summary(mark).items():
             writer = writer.option(f"snapshot-property.{name}", value)

@@ -7,6 +7,8 @@ new key matches nothing.  The join is there only when a batch has such rows: it 
 
 from __future__ import annotations
 
+from pyspark.sql import DataFrame
+
 from pgtide.sinks import Changes
 from pgtide.sinks.bounds import within
 from pgtide.sinks.iceberg_table import quoted
@@ -15,6 +17,10 @@ from pgtide.sinks.iceberg_table import quoted
 PREFIX = "_pgtide."
 DELETE = PREFIX + "delete"
 LOST_VALUE = "pgtide: an unchanged value is not in the mirror"
+
+DELETED = (
+    "_is_deleted"  # with soft deletes: true in rows that the source has no more; Iceberg has `_deleted` for itself
+)
 
 
 def keep_name(column: str) -> str:
@@ -28,16 +34,45 @@ def origin_name(key_column: str) -> str:
 
 
 def merge_statement(target: str, source: str, changes: Changes) -> str:
-    columns = [name for name in changes.rows.columns if not name.startswith(PREFIX)]
+    columns = _columns(changes.rows)
+    soft = changes.soft_delete
     matched = " AND ".join([*(f"t.{quoted(name)} = s.{quoted(name)}" for name in changes.key), *_bounded("t", changes)])
-    assigned = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in columns)
     return (
         f"MERGE INTO {target} t USING ({_source(target, source, changes, columns)}) s ON {matched} "
-        f"WHEN MATCHED AND s.{quoted(DELETE)} THEN DELETE "
-        f"WHEN MATCHED THEN UPDATE SET {assigned} "
-        f"WHEN NOT MATCHED AND NOT s.{quoted(DELETE)} THEN INSERT ({', '.join(quoted(name) for name in columns)}) "
-        f"VALUES ({', '.join(f's.{quoted(name)}' for name in columns)})"
+        f"WHEN MATCHED AND s.{quoted(DELETE)} THEN {f'UPDATE SET t.{DELETED} = true' if soft else 'DELETE'} "
+        f"WHEN MATCHED THEN UPDATE SET {_assigned(columns, soft)} "
+        f"WHEN NOT MATCHED AND NOT s.{quoted(DELETE)} THEN {_insert(columns, soft)}"
     )
+
+
+def supersede_statement(target: str, source: str, rows: DataFrame, key: tuple[str, ...]) -> str:
+    """Under soft deletes: the source's rows are those that live, all others are marked as deleted.
+
+    Without a key no row is found again: those that live are new ones.
+    """
+    columns = _columns(rows)
+    matched = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in key)
+    update = f"WHEN MATCHED THEN UPDATE SET {_assigned(columns, soft=True)} " if key else ""
+    return (
+        f"MERGE INTO {target} t USING {source} s ON {matched or 'false'} {update}"
+        f"WHEN NOT MATCHED THEN {_insert(columns, soft=True)} "
+        f"WHEN NOT MATCHED BY SOURCE AND NOT t.{DELETED} THEN UPDATE SET t.{DELETED} = true"
+    )
+
+
+def _columns(rows: DataFrame) -> list[str]:
+    return [name for name in rows.columns if not name.startswith(PREFIX)]
+
+
+def _assigned(columns: list[str], soft: bool) -> str:
+    living = [f"t.{DELETED} = false"] if soft else []
+    return ", ".join([*(f"t.{quoted(name)} = s.{quoted(name)}" for name in columns), *living])
+
+
+def _insert(columns: list[str], soft: bool) -> str:
+    names = [*map(quoted, columns), *([DELETED] if soft else [])]
+    values = [*(f"s.{quoted(name)}" for name in columns), *(["false"] if soft else [])]
+    return f"INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
 
 
 def fill_statement(target: str, source: str, columns: list[str]) -> str:
@@ -49,7 +84,7 @@ def fill_statement(target: str, source: str, columns: list[str]) -> str:
 def _source(target: str, source: str, changes: Changes, columns: list[str]) -> str:
     if not changes.kept:
         return f"SELECT * FROM {source}"
-    found = f"o.{quoted(changes.key[0])} IS NOT NULL"
+    found = f"o.{quoted(changes.key[0])} IS NOT NULL" + (f" AND NOT o.{DELETED}" if changes.soft_delete else "")
     same = (f"o.{quoted(name)} = c.{quoted(origin_name(name))}" for name in changes.key)
     origin = " AND ".join([*same, *_bounded("o", changes)])
     selected = [f"c.{quoted(DELETE)}"]

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from pgtide.sinks.iceberg_table import quoted
-from pgtide.sinks.merge import PREFIX
+from pgtide.sinks.merge import DELETED, PREFIX
 
 SIGN = PREFIX + "sign"  # 1: the row comes, -1: it goes
 LOST_ROW = "pgtide: a row that was deleted is not in the mirror"
@@ -59,22 +59,29 @@ def columns_of(rows: DataFrame) -> StructType:
     return StructType([field for field in rows.schema if field.name not in (SIGN, _COUNT)])
 
 
-def multiset_statement(target: str, net: str, columns: StructType) -> str:
-    """The MERGE that makes the net rows come and go.  A row to go that the target does not have is an error."""
+def multiset_statement(target: str, net: str, columns: StructType, *, soft_delete: bool = False) -> str:
+    """The MERGE that makes the net rows come and go.  A row to go that the target does not have is an error.
+
+    With soft deletes rows that go are marked, and those that are marked are not there any more.
+    """
     names = [quoted(field.name) for field in columns]
+    go, mark, living = (
+        (f"UPDATE SET t.{DELETED} = true", f", {DELETED}", ", false") if soft_delete else ("DELETE", "", "")
+    )
     nothing = ", ".join(f"CAST(NULL AS {field.dataType.simpleString()}) AS {quoted(field.name)}" for field in columns)
     return (
         f"MERGE INTO {target} t USING ("
-        f"SELECT {quoted(_ROW)}, {nothing} FROM ({_rows_that_go(target, net, columns)}) "
+        f"SELECT {quoted(_ROW)}, {nothing} FROM ({_rows_that_go(target, net, columns, soft_delete)}) "
         f"UNION ALL SELECT CAST(NULL AS BIGINT), {', '.join(names)} FROM "
         f"(SELECT *, explode(sequence(1, {quoted(_COUNT)})) FROM {net} WHERE {quoted(_COUNT)} > 0)"
         f") s ON t._row_id = s.{quoted(_ROW)} "
-        f"WHEN MATCHED THEN DELETE "
-        f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({', '.join(f's.{name}' for name in names)})"
+        f"WHEN MATCHED THEN {go} "
+        f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}{mark}) "
+        f"VALUES ({', '.join(f's.{name}' for name in names)}{living})"
     )
 
 
-def _rows_that_go(target: str, net: str, columns: StructType) -> str:
+def _rows_that_go(target: str, net: str, columns: StructType, soft_delete: bool) -> str:
     """A query: the `_row_id` of as many equal rows as go; it fails where there are fewer."""
     going = f"SELECT *, monotonically_increasing_id() AS {quoted(_GROUP)} FROM {net} WHERE {quoted(_COUNT)} < 0"
     same = " AND ".join(
@@ -86,7 +93,7 @@ def _rows_that_go(target: str, net: str, columns: StructType) -> str:
         f"SELECT t._row_id AS {quoted(_ROW)}, -g.{quoted(_COUNT)} AS wanted, "
         f"row_number() OVER (PARTITION BY g.{quoted(_GROUP)} ORDER BY t._row_id) AS number, "
         f"count(t._row_id) OVER (PARTITION BY g.{quoted(_GROUP)}) AS there "
-        f"FROM ({going}) g LEFT JOIN {target} t ON {same}"
+        f"FROM ({going}) g LEFT JOIN {target} t ON {same}{f' AND NOT t.{DELETED}' if soft_delete else ''}"
     )
     checked = f"CASE WHEN there < wanted THEN raise_error('{LOST_ROW}') ELSE {quoted(_ROW)} END"
     return f"SELECT {checked} AS {quoted(_ROW)} FROM ({numbered}) WHERE number <= wanted"

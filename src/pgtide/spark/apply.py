@@ -14,22 +14,23 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from pgtide import config
 from pgtide.errors import TableError
 from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.schema import TableShape
-from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
+from pgtide.sinks import Alterations, Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.bounds import Bounds
 from pgtide.sinks.iceberg import check_ours
+from pgtide.sinks.merge import DELETED
 from pgtide.sinks.multiset import net_rows, rows_that_come
 from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go, last_truncate
 from pgtide.spark.fold import fold
 from pgtide.spark.folded_rows import folded_schema, key_bounds, lake_rows
 from pgtide.spark.parts import Part, fitting, has_untold, parts_by_shape
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, frame_of
-from pgtide.spark.targets import Layout, layout_for
+from pgtide.spark.targets import SOFT_DELETE, Layout, layout_for
 from pgtide.spark.timings import READ, WRITE, Timings
 from pgtide.spark.wide_fold import WideFold
 
@@ -94,12 +95,27 @@ class Applier:
             remedy="Let only one mirror, and no other writer, work on it.",
         )
 
+    def reshape(self, table: MirrorTable, shape: TableShape, place: int) -> None:
+        """Brings the table to a shape without rows of it; all changes before `place` are in the table."""
+        version = table.version
+        assert version is not None
+        assert version.mark is not None
+        if version.mark.shape == shape.fingerprint:
+            return
+        evolved, _ = self._evolve(table, version, shape, place)
+        if evolved != version:
+            # A version has the columns that the table had when it was written: one without rows takes the new ones.
+            mark = replace(version.mark, shape=shape.fingerprint, offset=place)
+            table.version = self._sink.append(evolved, None, mark)
+            table.clean_to = place
+        table.shape = shape
+
     def refresh(self, table: MirrorTable) -> Version:
         """Reads what the table itself records; refuses one that is not ours."""
         version = self._sink.recorded(table.target)
         if version is None:
-            layout = layout_for(table.shape, None)
-            version = self._sink.create(table.target, layout.columns, layout.properties)
+            layout = layout_for(table.shape, None, self._options.options_of(table.name))
+            version = self._sink.create(table.target, layout.stored, layout.properties)
         check_ours(version, self.log_id)
         if version.mark is not None and version.mark.load is not None and version.mark.offset is None:
             raise TableError(f"{table.target} is not loaded yet.", remedy="Let pgtide run finish its load.")
@@ -107,10 +123,22 @@ class Applier:
             # Nobody loaded it: it begins empty where the log begins.
             begin = Mark(self.log_id, table.shape.fingerprint, offset=self.reader().first_offset())
             version = self._sink.append(version, None, begin)
+        version = self._with_soft_deletes(table, version)
         assert version.mark is not None
         assert version.mark.offset is not None
         table.version, table.clean_to = version, version.mark.offset
         return version
+
+    def _with_soft_deletes(self, table: MirrorTable, version: Version) -> Version:
+        """Gives a table that was loaded before the column that soft deletes need; all its rows live."""
+        if not self._options.options_of(table.name).soft_delete or SOFT_DELETE in version.properties:
+            return version
+        mark = version.mark
+        assert mark is not None
+        column = StructType([StructField(DELETED, BooleanType())])
+        alterations = Alterations(defaults={DELETED: False})
+        version = self._sink.evolve(version, column, {SOFT_DELETE: "true"}, alterations)
+        return self._sink.append(version, None, mark)
 
     def reader(self) -> LogReader:
         """One per thread: a reader remembers what it walked, and is not made for two threads."""
@@ -149,33 +177,36 @@ class Applier:
         if batch.changes == 0:
             return version
         with self.timings.of(WRITE):
-            return self._write_batch(shape, version, batch, mark)
+            return self._write_batch(shape, layout, version, batch, mark)
 
-    def _write_batch(self, shape: TableShape, version: Version, batch: Batch, mark: Mark) -> Version:
+    def _write_batch(self, shape: TableShape, layout: Layout, version: Version, batch: Batch, mark: Mark) -> Version:
+        key = tuple(column.name for column in shape.key_columns)
         if batch.truncated:
             rows = rows_that_come(net_rows(batch.rows)) if batch.counted and batch.rows is not None else batch.rows
-            return self._sink.replace(version, rows, mark)
+            if not layout.soft_delete:
+                return self._sink.replace(version, rows, mark)
+            none = self._spark.createDataFrame([], layout.columns_for(shape))
+            return self._sink.supersede(version, none if rows is None else rows, key, mark)
         if not batch.counted and not shape.key_columns:
             return self._sink.append(version, batch.rows, mark)
         assert batch.rows is not None
         if batch.counted:
-            return self._sink.recount(version, batch.rows, mark)
-        key = tuple(column.name for column in shape.key_columns)
-        return self._sink.upsert(version, Changes(batch.rows, key, batch.kept, batch.bounds), mark)
+            return self._sink.recount(version, batch.rows, mark, soft_delete=layout.soft_delete)
+        return self._sink.upsert(version, Changes(batch.rows, key, batch.kept, batch.bounds, layout.soft_delete), mark)
 
     def _evolve(self, table: MirrorTable, version: Version, shape: TableShape, place: int) -> tuple[Version, Layout]:
         """Brings the table's columns to the shape; all changes before `place` are in it.  Can be repeated."""
         layout = layout_for(shape, version, self._options.options_of(table.name))
         if layout.properties.items() <= version.properties.items():
             return version, layout
-        version = self._sink.evolve(version, layout.columns, layout.interim, layout.alterations)
+        version = self._sink.evolve(version, layout.stored, layout.interim, layout.alterations)
         if layout.unfilled:
             assert version.mark is not None
             columns = StructType([field for field in layout.columns if field.name in layout.unfilled])
             one_row = pa.table(layout.unfilled).select(columns.names).cast(arrow_schema(columns))
             values = frame_of(self._spark, one_row, columns)
             version = self._sink.fill(version, values, replace(version.mark, offset=place))
-            version = self._sink.evolve(version, layout.columns, layout.properties)
+            version = self._sink.evolve(version, layout.stored, layout.properties)
         return version, layout
 
     def _fold_here(self, shape: TableShape, layout: Layout, slices: Sequence[Slice]) -> Batch:

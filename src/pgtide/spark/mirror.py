@@ -36,6 +36,7 @@ from pgtide.sinks import Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.merge import LOST_VALUE
 from pgtide.sinks.multiset import LOST_ROW
+from pgtide.spark.alterations import Alterations
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.barriers import Barriers
 from pgtide.spark.joining import TAKEN_OVER, Joining, Load, has_gap, loaded_lsn
@@ -78,6 +79,7 @@ class Mirror:
         self._barriers = Barriers(self._log_location)
         self._upkeep = Upkeep(self._sink, self._points, self._log_location, config.mirror)
         self._progress = Progress(self._log_location, self._applier.log_id)
+        self._alterations = Alterations(self._log_location, self._applier)
         self._joining = Joining(spark, config, self._applier, self._sink, self._report)
         self._tables: dict[int, MirrorTable] = {}
         self._histories: dict[int, TableHistory] = {}  # of the tables that are captured; none for a log without notes
@@ -136,8 +138,9 @@ class Mirror:
         self._first_load([table for table in tables if not table.error], stop)
         if stop.is_set():
             raise _Stopped
+        self._alterations.look(self._reader, 0)
         tables = [table for table in tables if not table.joining]
-        self._each([table for table in tables if not table.error], lambda table: _nothing(self._applier.refresh(table)))
+        self._each([table for table in tables if not table.error], self._refresh)
         self._done = self._first_needed([table for table in tables if not table.error])
         for table in tables:
             if not table.error:
@@ -260,6 +263,10 @@ class Mirror:
             table.shape, table.clean_to = shadow.shape, shadow.clean_to
         self._applier.apply(table, self._done)
 
+    def _refresh(self, table: MirrorTable) -> None:
+        self._applier.refresh(table)
+        self._alterations.check(table)
+
     def _first_needed(self, tables: list[MirrorTable]) -> int:
         """The first change that some table has not applied; the end of the log when there is none."""
         end_offset = self._reader.end().end_offset
@@ -301,6 +308,7 @@ class Mirror:
                     self._look_for_tables()
                     self._join_loaded()
                     self._retry_parked()
+                    self._follow_alterations()
                     self._meet_barriers()
                     goes_on = self._keep_up() or self._joining.is_busy or any(map(_is_joining, self._tables.values()))
                     if until_offset is not None and self._done >= until_offset and not goes_on:
@@ -354,6 +362,7 @@ class Mirror:
             self._examine(table)
         if not table.joining:
             self._applier.apply(table, to)
+            self._alterations.follow(table, to)
 
     def _publish(self, start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()) -> bool:
         """Publishes the point at `to`, under the LSN of its last commit or a later one that is asked for."""
@@ -383,6 +392,16 @@ class Mirror:
             self._each(due, lambda table: self._advance(table, self._done))
             if any(not table.error for table in due) and self._done == self._reader.end().end_offset:
                 self._publish(self._reader.first_offset(), self._done)
+            self._report()
+
+    def _follow_alterations(self) -> None:
+        """Tables that were altered without a change of a row."""
+        due, lsn = self._alterations.look(self._reader, self._done)
+        if due:
+            tables = [table for oid, table in self._tables.items() if oid in due and not table.error]
+            self._each(tables, lambda table: self._advance(table, self._done))
+            self._alterations.followed(due)
+            self._publish(self._reader.first_offset(), self._done, lsn)
             self._report()
 
     def _up_to_barrier(self, to: int) -> int:
@@ -494,7 +513,3 @@ def _told(table: MirrorTable, error: Exception) -> str:
             f"Drop the mirror table to load it anew: DROP TABLE {table.target}"
         )
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:500]}"
-
-
-def _nothing(_: object) -> None:
-    """For work whose result is kept elsewhere."""

@@ -42,7 +42,7 @@ def parts_by_shape(slices: Sequence[Slice], to: int) -> list[Part]:
     ordered = sorted(slices, key=lambda piece: piece.entry.first_offset)
     groups = [tuple(group) for _, group in groupby(ordered, key=lambda piece: piece.entry.fingerprint)]
     starts = [max(group[0].entry.first_offset, group[0].start) for group in groups]
-    return [Part(group, end) for group, end in zip(groups, [*starts[1:], to], strict=True)]
+    return [Part(group, end) for group, end in zip(groups, [*starts[1:], to], strict=False)]
 
 
 def has_untold(shape: TableShape) -> bool:

@@ -12,17 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import DecimalType, StructField, StructType, _parse_datatype_string
+from pyspark.sql.types import BooleanType, DecimalType, StructField, StructType, _parse_datatype_string
 
 from pgtide.config import Config, TableOptions
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
 from pgtide.sinks import Alterations, Version
 from pgtide.sinks.iceberg_table import can_be_default, quoted
+from pgtide.sinks.merge import DELETED
 from pgtide.spark.missing import lake_missing
 from pgtide.spark.rows import DEFAULT_POLICY, table_schema
 
 RELATION, RELATION_OID, ATTNUMS = "pgtide.relation", "pgtide.relation_oid", "pgtide.attnums"
+SOFT_DELETE = "pgtide.soft_delete"
 
 POINTS_NAMESPACE, POINTS_TABLE = "pgtide", "points"
 
@@ -52,8 +54,14 @@ class Layout:
     columns: StructType  # and those it once had, which stay and are null
     properties: dict[str, str]
     alterations: Alterations = field(default_factory=Alterations)
+    soft_delete: bool = False  # rows that the source deletes stay, marked in a column of our own
     unfilled: dict[str, pa.Array] = field(default_factory=dict)  # values to give all rows before `properties` hold
     interim: dict[str, str] = field(default_factory=dict)  # the properties until then
+
+    @property
+    def stored(self) -> StructType:
+        """All columns that the table has."""
+        return StructType([*self.columns, *([StructField(DELETED, BooleanType())] if self.soft_delete else [])])
 
     def columns_for(self, shape: TableShape) -> StructType:
         """Of rows to be written.  Without a key they are found by their values, and only live columns have any."""
@@ -78,11 +86,17 @@ def layout_for(shape: TableShape, version: Version | None, options: TableOptions
             columns = columns if kept is None else columns.add(kept)
     _check_names(shape, columns)
     same = {RELATION: shape.qualified_name, RELATION_OID: str(shape.relation_oid)}
+    soft_delete = _soft_delete(shape, version, options, columns)
+    if soft_delete:
+        same[SOFT_DELETE] = "true"
+        if version and SOFT_DELETE not in version.properties:
+            found.defaults[DELETED] = False
     return Layout(
         live,
         columns,
         same | {ATTNUMS: found.recorded(filled=True)},
         Alterations(frozenset(found.dropped), found.renamed, found.widened, found.defaults),
+        soft_delete,
         found.unfilled,
         same | {ATTNUMS: found.recorded(filled=False)},
     )
@@ -168,6 +182,22 @@ def _is_wider(then: str, now: str) -> bool:
     if not isinstance(before, DecimalType) or not isinstance(after, DecimalType):
         return False
     return before.scale == after.scale and before.precision <= after.precision
+
+
+def _soft_delete(shape: TableShape, version: Version | None, options: TableOptions | None, columns: StructType) -> bool:
+    wanted = options is not None and bool(options.soft_delete)
+    if not wanted and version and SOFT_DELETE in version.properties:
+        raise TableError(
+            f"{version.target} has soft deletes, and may have rows that are marked as deleted.",
+            remedy=f"Set soft_delete = true for {shape.qualified_name}, or drop the mirror table to load it anew: "
+            f"DROP TABLE {version.target}",
+        )
+    if wanted and DELETED in (column.name.lower() for column in columns):
+        raise TableError(
+            f"{shape.qualified_name} has, or had, a column {DELETED}, which soft deletes add.",
+            remedy=f"Rename the column in the source, or set soft_delete = false for {shape.qualified_name}.",
+        )
+    return wanted
 
 
 def _check_same_table(shape: TableShape, version: Version) -> None:

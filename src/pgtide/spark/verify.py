@@ -29,6 +29,7 @@ from pgtide.replication.published import published_tables
 from pgtide.replication.server import Server
 from pgtide.schema import TableShape
 from pgtide.sinks.iceberg import stored_type
+from pgtide.sinks.merge import DELETED
 from pgtide.spark.at import Point, at
 from pgtide.spark.comparison import Comparison, compare, described
 from pgtide.spark.copy_range import SourceTable
@@ -170,6 +171,8 @@ class Verifier:
     ) -> Comparison | list[CtidRange]:
         """The comparison; of a large table, unless `ranges` are given, only its ranges."""
         mirror = point.table(name)
+        if self._config.mirror.options_of(name).soft_delete and DELETED in mirror.columns:
+            mirror = mirror.where(f"NOT {DELETED}")
         columns, problems = shared_columns(source.columns, mirror.schema)
         source = replace(source, columns=columns)
         if ranges is None:

@@ -1,0 +1,87 @@
+"""What the stream has not said of tables, as the capture has noted it from the catalog (`control/alterations.json`).
+
+A table that was altered, and none of whose rows was changed since, is brought to its shape by the note.  A table whose
+rows were rewritten with other values since it was loaded is parked: nothing that was sent can mend it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pgtide.errors import LogRangeError, TableError
+from pgtide.log.control import Alteration, alterations
+from pgtide.log.reader import LogReader
+from pgtide.log.storage import Location
+from pgtide.lsn import parse_lsn
+from pgtide.spark.apply import Applier, MirrorTable
+
+_LOOK_S = 1.0
+
+
+class Alterations:
+    """`look` is called by one thread; `follow` by several, each with a table of its own."""
+
+    def __init__(self, location: Location, applier: Applier) -> None:
+        self._location = location
+        self._applier = applier
+        self._noted: dict[int, Alteration] = {}
+        self._unseen: set[int] = set()  # relations whose notes are news
+        self._next = 0.0
+
+    def look(self, reader: LogReader, done: int) -> tuple[set[int], int]:
+        """The tables of which something new is noted that lies before offset `done`, and the LSN it was seen at."""
+        now_s = time.monotonic()
+        if now_s >= self._next:
+            self._next = now_s + _LOOK_S
+            found = alterations(self._location)
+            self._unseen |= {oid for oid, note in found.items() if _is_news(note, self._noted.get(oid))}
+            self._noted = found
+        due = {oid for oid in self._unseen if _place(reader, self._noted[oid].seen_lsn) <= done}
+        return due, max((self._noted[oid].seen_lsn for oid in due), default=0)
+
+    def followed(self, relation_oids: set[int]) -> None:
+        """These are done with, or have parked their tables, which come again by themselves."""
+        self._unseen -= relation_oids
+
+    def check(self, table: MirrorTable) -> None:
+        """Refuses a table whose rows have other values in the source than were ever sent."""
+        note, mark = self._noted.get(table.shape.relation_oid), table.mark
+        if note is None or mark is None:
+            return
+        start_lsn = self._applier.reader().identity.start_lsn
+        loaded_lsn = parse_lsn(mark.load.rpartition("@")[2]) if mark.load else start_lsn
+        if note.rewritten_lsn > loaded_lsn:
+            raise TableError(
+                f"{table.name} was rewritten in the source (ALTER … TYPE, a default that is worked out for each row): "
+                "its rows have values that were never sent.",
+                remedy=f"Drop the mirror table to load it anew: DROP TABLE {table.target}",
+            )
+
+    def follow(self, table: MirrorTable, to: int) -> None:
+        """To be called when all changes before `to` are in the table."""
+        self.check(table)
+        note, reader = self._noted.get(table.shape.relation_oid), self._applier.reader()
+        if note is None or note.shape is None or table.mark is None or table.mark.shape == note.shape.fingerprint:
+            return
+        place = _place(reader, note.seen_lsn)
+        # Changes from there on have brought this shape with them, or a newer one.
+        if _LONG_AGO < place <= to and not reader.plan(place, to, table.shape.relation_oid):
+            self._applier.reshape(table, note.shape, to)
+
+
+_LONG_AGO, _NOT_YET = -1, 1 << 62
+
+
+def _place(reader: LogReader, lsn: int) -> int:
+    """The first offset that comes after the LSN."""
+    if reader.end().durable_lsn < lsn:
+        return _NOT_YET
+    try:
+        return reader.position_after(lsn)
+    except LogRangeError:  # retention has taken what came next: that was read long ago
+        return _LONG_AGO
+
+
+def _is_news(note: Alteration, before: Alteration | None) -> bool:
+    """A first look that finds a table as it is says nothing."""
+    return note != before and bool(note.rewritten_lsn or note.shape)
