@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from pgtide.sinks import FileLayout
+from pgtide.sinks.merge import DELETED
 
 _PRIMITIVE = {
     "boolean": pa.bool_(),
@@ -39,7 +40,8 @@ def layout_of_files(folder: str, columns: dict[str, Any]) -> FileLayout | None:
     if place.scheme not in ("", "file"):
         return None
     try:
-        fields = [_field(found) for found in columns["fields"]]
+        # Not the mark of soft deletes: a file without it has its default, and that is that all rows live.
+        fields = [_field(found) for found in columns["fields"] if found["name"] != DELETED]
     except _NotKnownError:
         return None
     return FileLayout(place.path, pa.schema(fields))

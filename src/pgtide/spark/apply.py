@@ -114,8 +114,8 @@ class Applier:
         """Reads what the table itself records; refuses one that is not ours."""
         version = self._sink.recorded(table.target)
         if version is None:
-            layout = layout_for(table.shape, None, self._options.options_of(table.name))
-            version = self._sink.create(table.target, layout.stored, layout.properties)
+            layout = layout_for(table.shape, None)
+            version = self._sink.create(table.target, layout.columns, layout.properties)
         check_ours(version, self.log_id)
         if version.mark is not None and version.mark.load is not None and version.mark.offset is None:
             raise TableError(f"{table.target} is not loaded yet.", remedy="Let pgtide run finish its load.")
@@ -130,7 +130,8 @@ class Applier:
         return version
 
     def _with_soft_deletes(self, table: MirrorTable, version: Version) -> Version:
-        """Gives a table that was loaded before the column that soft deletes need; all its rows live."""
+        """Gives the table the column that soft deletes need.  Never at its creation: as a default, it is there also in
+        rows that are written without it, by a load."""
         if not self._options.options_of(table.name).soft_delete or SOFT_DELETE in version.properties:
             return version
         mark = version.mark

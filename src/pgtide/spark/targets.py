@@ -185,7 +185,9 @@ def _is_wider(then: str, now: str) -> bool:
 
 
 def _soft_delete(shape: TableShape, version: Version | None, options: TableOptions | None, columns: StructType) -> bool:
-    wanted = options is not None and bool(options.soft_delete)
+    if options is None:  # a load, which writes living rows only
+        return version is not None and SOFT_DELETE in version.properties
+    wanted = bool(options.soft_delete)
     if not wanted and version and SOFT_DELETE in version.properties:
         raise TableError(
             f"{version.target} has soft deletes, and may have rows that are marked as deleted.",
