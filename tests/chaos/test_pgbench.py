@@ -26,7 +26,7 @@ from tests.database import Database
 from tests.spark.shop import beside
 from tests.waiting import wait_for
 
-SOME_CHANGES = 3 * 4 * pgbench.RATE_PER_S  # three seconds' worth, four to a transaction
+SOME_CHANGES = 2 * 4 * pgbench.RATE_PER_S  # two seconds' worth, four to a transaction
 
 
 def configured(database: Database, spark: SparkSession, folder: Path) -> Config:
@@ -86,7 +86,7 @@ def check_books(spark: SparkSession, config: Config, database: Database) -> None
     newest = next(iter(read.values()))
     transactions, total = database.rows("SELECT count(*), sum(delta) FROM pgbench_history")[0]
     assert newest["public.pgbench_history"] == (transactions, total)
-    assert len({tables["public.pgbench_history"] for tables in read.values()}) > 5, "points were published on the way"
+    assert len({tables["public.pgbench_history"] for tables in read.values()}) >= 4, "points were published on the way"
 
 
 @pytest.mark.timeout(600)
@@ -101,7 +101,7 @@ def test_every_point_balances_while_captures_are_killed(
     try:
         with beside(Mirror(spark, config).run) as failed:
             wait_for(lambda: failed() or point_offset(config) >= 0, limit_s=60, what="the load")
-            kills, enough_points, began_s = 0, new_points(config, 6), time.monotonic()
+            kills, enough_points, began_s = 0, new_points(config, 4), time.monotonic()
             with pgbench.running(database) as traffic:
                 while time.monotonic() - began_s < seconds or kills < 2 or not enough_points():
                     grown = log_grown(config, SOME_CHANGES)
