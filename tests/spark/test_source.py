@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,27 @@ def test_stream_gives_each_change_once_over_a_restart(spark: SparkSession, log: 
     log.commit(insert(ORDERS, id=3))
     collected.drain()
     assert [number for batch in collected.batches for number in batch] == [1, 2, 3]
+
+
+def test_lost_or_older_checkpoint_gives_the_same_changes_again(
+    spark: SparkSession, log: WrittenLog, tmp_path: Path
+) -> None:
+    """Under the same offsets, in the same order: whoever has noted the last one that was applied can leave them out."""
+    checkpoint, copy = tmp_path / "checkpoint", tmp_path / "copy"
+    log.commit(insert(ORDERS, id=1), insert(ITEMS, id=9))
+    collected = Collected(spark, log, checkpoint)
+    collected.drain()
+    shutil.copytree(checkpoint, copy)
+    for number in (2, 3):
+        log.commit(insert(ORDERS, id=number))
+        collected.drain()
+    for restored, again in ((copy, [2, 3]), (tmp_path / "none", [1, 2, 3])):
+        shutil.rmtree(checkpoint)
+        if restored.exists():
+            shutil.copytree(restored, checkpoint)
+        collected.batches.clear()
+        collected.drain()
+        assert [number for batch in collected.batches for number in batch] == again
 
 
 def test_stream_batches_end_with_transactions(spark: SparkSession, log: WrittenLog, tmp_path: Path) -> None:
