@@ -77,10 +77,12 @@ def test_progress_says_how_far_each_table_is(mirrored: Mirrored) -> None:
     assert progress["point"]["offset"] == end
 
 
+@pytest.mark.parametrize("run_bytes", [1, 1 << 20], ids=["a block at a time", "all in one run"])
 def test_many_changes_are_folded_by_executors_to_the_same_rows(
-    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
+    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch, run_bytes: int
 ) -> None:
     monkeypatch.setattr("pgtide.spark.apply.DRIVER_ROWS", 0)
+    monkeypatch.setattr("pgtide.spark.wide_fold._RUN_BYTES", run_bytes)
     first = [insert(ORDERS, id=number, region="n", body="large" * number) for number in range(1, 20)]
     mirrored.log.commit(*first)
     second = [
@@ -104,6 +106,17 @@ def test_many_changes_are_folded_by_executors_to_the_same_rows(
     mirrored.log.commit(*fourth, insert(ORDERS, id=102))
     mirrored.run()
     assert list(mirrored.rows(ORDERS)) == [(102,)]
+    fifth = [insert(ORDERS, id=102)]
+    for first_id in (300, 200):  # blocks that have no key in common
+        fifth += [insert(ORDERS, id=first_id + number, body="large") for number in range(5)]
+        fifth += [
+            delete(ORDERS, id=first_id),
+            update(ORDERS, old_key={"id": first_id + 1}, unchanged=["body"], id=first_id, amount=1),
+            update(ORDERS, old_key={"id": first_id + 2}, id=first_id + 9),
+        ]
+        mirrored.log.commit(*fifth[-8:])
+    mirrored.run()
+    assert mirrored.rows(ORDERS) == model(ORDERS, fifth)
 
 
 def test_trouble_of_one_table_parks_it_and_the_others_go_on(mirrored: Mirrored) -> None:

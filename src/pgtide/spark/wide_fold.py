@@ -3,12 +3,16 @@
 First a survey, because two things must be known beforehand: where the last TRUNCATE is, for nothing before it counts;
 and whether some row changed its key while keeping an unchanged value, for then the way back to that value crosses keys
 and everything is folded in one partition.  Otherwise such a row is two: its old key goes, its new one comes.
+
+The survey also tells whether the runs of slices have keys in common.  If not, as when rows are new and their keys grow,
+each run is folded where it is read, and nothing is shuffled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -64,6 +68,7 @@ class Survey:
     unchanged: frozenset[str]  # storage names of columns that some row left unchanged
     goes: bool  # some row was updated or deleted
     bounds: tuple[Bounds | None, ...]  # of the columns of the key, where they are integers
+    apart: bool  # no two runs have a key in common
 
 
 class WideFold:
@@ -86,13 +91,15 @@ class WideFold:
         found = self._each_run(look, _SURVEY).toArrow()
         truncates = [offset for offset in found["truncated_at"].to_pylist() if offset is not None]
         names = {name for listed in found["unchanged"].to_pylist() for name in listed.split()}
+        lowest, highest = found["lowest"].to_pylist(), found["highest"].to_pylist()
         return Survey(
             sum(found["changes"].to_pylist()),
             max(truncates, default=None),
             any(found["crossing"].to_pylist()),
             frozenset(names),
             any(found["goes"].to_pylist()),
-            _joined_bounds(len(shape.key_columns), found["lowest"].to_pylist(), found["highest"].to_pylist()),
+            _joined_bounds(len(shape.key_columns), lowest, highest),
+            any(_are_apart(lowest, highest, place) for place in range(len(shape.key_columns))),
         )
 
     def bounds(self, survey: Survey) -> dict[str, Bounds]:
@@ -119,21 +126,29 @@ class WideFold:
             for number in _numbers(batches):
                 yield from _events_of_run(path, shape, runs[number], survey, events_schema)
 
-        events = self._each_run(read, events_schema)
-        if shape.key_columns:
-            key = [col(f"`{column.storage_name}`") for column in shape.key_columns]
-            spread = 1 if survey.crossing else max(len(runs), survey.changes // _PARTITION_ROWS + 1)
-            events = events.repartition(spread, *key).sortWithinPartitions("_offset", "_op")
-        bare = survey.truncated_at is not None or not shape.key_columns
-        final_schema = folded_schema(shape, self._columns, self.kept(survey), bare=bare)
-
-        def fold_partition(batches: Batches) -> Batches:
+        def fold_events(batches: Batches) -> Batches:
             table = pa.Table.from_batches(batches, arrow_schema(events_schema))
             table = table.rename_columns([name.replace(_DOT, ".") for name in table.column_names])
             if table.num_rows:
                 yield from lake_rows(fold_together(shape, table), final_schema, None).to_batches()
 
-        return events.mapInArrow(fold_partition, final_schema)
+        def read_and_fold(batches: Batches) -> Batches:
+            for number in _numbers(batches):
+                events = pa.Table.from_batches(
+                    _events_of_run(path, shape, runs[number], survey, events_schema), arrow_schema(events_schema)
+                )
+                yield from fold_events(events.sort_by([("_offset", "ascending"), ("_op", "ascending")]).to_batches())
+
+        bare = survey.truncated_at is not None or not shape.key_columns
+        final_schema = folded_schema(shape, self._columns, self.kept(survey), bare=bare)
+        if survey.apart:
+            return self._each_run(read_and_fold, final_schema)
+        events = self._each_run(read, events_schema)
+        if shape.key_columns:
+            key = [col(f"`{column.storage_name}`") for column in shape.key_columns]
+            spread = 1 if survey.crossing else max(len(runs), survey.changes // _PARTITION_ROWS + 1)
+            events = events.repartition(spread, *key).sortWithinPartitions("_offset", "_op")
+        return events.mapInArrow(fold_events, final_schema)
 
     def counted(self, survey: Survey) -> DataFrame:
         """The rows of a table without key, as they come and go."""
@@ -207,6 +222,13 @@ def _joined_bounds(
         high = [end for ends in highest if (end := ends[place]) is not None]
         found.append(Bounds(min(low), max(high)) if low and high else None)
     return tuple(found)
+
+
+def _are_apart(lowest: list[list[int | None]], highest: list[list[int | None]], place: int) -> bool:
+    """Whether the runs' values of this column of the key, of all rows and of what they were before, do not overlap."""
+    ends = [(low[place], high[place]) for low, high in zip(lowest, highest, strict=True)]
+    known = sorted((low, high) for low, high in ends if low is not None and high is not None)
+    return len(known) == len(ends) and all(high < low for (_, high), (low, _) in pairwise(known))
 
 
 def _events_schema(shape: TableShape, survey: Survey) -> StructType:
