@@ -56,6 +56,7 @@ def test_a_gap_is_seen_by_the_lsn_of_the_load() -> None:
     assert has_gap(never_loaded, TableHistory("public.t", 0, 0x101), 0x100)
 
 
+@pytest.mark.timeout(600)
 def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
     """One mirror all along; the capture is started anew with other tables, as the configuration is read at a start."""
     everything = shop.config
@@ -86,6 +87,7 @@ def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
             assert set(states(shop).values()) == {"streaming"}
 
 
+@pytest.mark.timeout(600)
 def test_a_table_that_is_loaded_anew_is_never_seen_empty_or_half(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 8 * 8192)
     monkeypatch.setattr("pgtide.spark.load._RANGES_PER_CONNECTION", 1)
@@ -154,5 +156,5 @@ def test_a_load_anew_that_is_killed_all_along_goes_on_and_ends(shop: Shop) -> No
 
 
 def equal(shop: Shop, failed: Callable[[], bool], *tables: str) -> None:
-    wait_for(lambda: failed() or not shop.differences(*tables), limit_s=90, what=f"{tables} to be equal")
+    wait_for(lambda: failed() or not shop.differences(*tables), limit_s=180, what=f"{tables} to be equal")
     assert not failed()

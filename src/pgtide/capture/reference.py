@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import pgtide.capture.pipeline  # noqa: F401 - declares the metrics of the capture and of what it looks after
+import pgtide.capture.pipeline
+import pgtide.log.load_progress  # noqa: F401 - those of loads, which `pgtide run` has beside them
 from pgtide.metrics import described
 
 _HEAD = """# Metrics

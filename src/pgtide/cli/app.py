@@ -371,6 +371,40 @@ def log_prune(
     prune(_configuration(config, settings), hours=hours, max_bytes=max_bytes, yes=yes, as_json=as_json)
 
 
+snapshot_app = typer.Typer(no_args_is_help=True, help="Load tables anew, and see how loads get on.")
+app.add_typer(snapshot_app, name="snapshot")
+
+
+@snapshot_app.command("start", epilog=_EXIT_CODES)
+def snapshot_start(
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="schema.table of the source.")],
+    config: ConfigFile = None,
+    settings: Settings = None,
+    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="bulk: read by Spark, in parallel.")] = "bulk",
+) -> None:
+    """Load tables anew from the source, while everything goes on.
+
+    Readers see the old rows until the new ones are all there, and then those: never none, never half. The mirror does
+    it, now or when it runs next; `pgtide snapshot status` shows how far it is.
+
+    Example: `pgtide snapshot start public.orders --type bulk`
+    """
+    from pgtide.cli.snapshot import start
+
+    start(_configuration(config, settings), tables, kind)
+
+
+@snapshot_app.command("status", epilog=_EXIT_CODES)
+def snapshot_status(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """The loads that are asked for, under way, or have failed.
+
+    Example: `pgtide snapshot status --json`
+    """
+    from pgtide.cli.snapshot import show
+
+    show(_configuration(config, settings), as_json=as_json)
+
+
 points_app = typer.Typer(
     no_args_is_help=True, help="The consistent points of the mirror: LSNs at which all tables agree with the source."
 )

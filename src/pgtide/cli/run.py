@@ -67,7 +67,7 @@ def _mirror(config: Config, until_offset: int | None, stop: threading.Event, don
             if stop.is_set():
                 return
             say("mirror", "running")
-            Mirror(session, config).run(stop, until_offset)
+            Mirror(session, config, lambda text: say("load", text)).run(stop, until_offset)
             if not stop.is_set():
                 done.set()
         finally:

@@ -20,6 +20,7 @@ from pgtide.config import Config, is_url
 from pgtide.errors import LogError, PgtideError
 from pgtide.log.control import TableHistory, histories
 from pgtide.log.identity import has_identity
+from pgtide.log.load_progress import load_line
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import reader_names, reader_report
 from pgtide.log.storage import storage_at
@@ -86,16 +87,29 @@ def gather(config: Config) -> Status:
     flush_lag_seconds, source = _source(config)
     status = Status(source, _log(config.log_location), capture_status(config))
     unreachable = status.log.error is not None and is_url(config.log_location)  # it is not asked three times
-    status.readers = {} if unreachable else _readers(config.log_location)
+    status.readers = {} if unreachable else readers_of(config.log_location)
     mirror = status.readers.get("mirror") or {}
     status.tables = {name: _table(found) for name, found in (mirror.get("tables") or {}).items()}
     status.points = {"latest_lsn": (mirror.get("point") or {}).get("lsn")}
-    status.snapshots = {
-        name: {"state": "loading"} for name, table in status.tables.items() if table["state"] == "loading"
-    }
+    status.snapshots = snapshots_of(mirror)
     status.lag = _lag(status, mirror, flush_lag_seconds)
     status.history = {} if unreachable else _history(config)
     return status
+
+
+def snapshots_of(mirror: dict[str, Any]) -> dict[str, Any]:
+    """The loads that are under way, wait, or have failed, from what the mirror says of itself."""
+    found = {}
+    for name, table in (mirror.get("tables") or {}).items():
+        if table.get("load") or table.get("load_error") or table["state"] == "loading":
+            state = "loading" if table.get("load") or table["state"] == "loading" else "failed"
+            found[name] = {
+                "state": state,
+                "type": "bulk",
+                "error": table.get("load_error"),
+                **(table.get("load") or {}),
+            }
+    return found
 
 
 def _history(config: Config) -> dict[str, dict[str, Any]]:
@@ -160,7 +174,7 @@ def _log(location: str) -> LogStatus:
     )  # fmt: skip
 
 
-def _readers(location: str) -> dict[str, Any]:
+def readers_of(location: str) -> dict[str, Any]:
     """What each reader of the log says of itself."""
     found = {}
     storage = storage_at(location, patience_s=0)
@@ -205,6 +219,11 @@ def show(status: Status, *, as_json: bool) -> None:
     console.print(_overview(status))
     if status.tables:
         console.print(_tables(status))
+    for name, load in sorted(status.snapshots.items()):
+        if "rows" in load:
+            console.print(Text(f"{name}: {load_line(load)}", "yellow"))
+        elif load["error"]:
+            console.print(Text(f"{name}: it could not be loaded anew: {load['error']}", "red"))
     for name, history in status.history.items():
         for writer in history["waiting_for"]:
             console.print(Text(f"{name}: its history begins when this has ended: {Writer(**writer)}", "yellow"))

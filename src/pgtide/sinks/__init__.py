@@ -56,6 +56,7 @@ class Version:
     mark: Mark | None  # None: nobody marked it
     loaded_ranges: frozenset[str] = frozenset()  # loading: all ranges finished so far
     properties: dict[str, str] = field(default_factory=dict)
+    rows: int = 0  # at least so many, as far as the table itself counts them; for people
     beside: bool = False  # a state that readers do not see yet; see `begin_beside`
 
 

@@ -302,7 +302,14 @@ class IcebergSink:
             same_load = version.mark is not None and version.mark.load == mark.load
             earlier = version.loaded_ranges if same_load else frozenset()
             ranges = earlier | set(mark.ranges) if mark.offset is None else frozenset()
-            return replace(version, snapshot_id=written, has_rows=_has_rows(summary), mark=mark, loaded_ranges=ranges)
+            return replace(
+                version,
+                snapshot_id=written,
+                has_rows=_has_rows(summary),
+                mark=mark,
+                loaded_ranges=ranges,
+                rows=int(summary.get("total-records", "0")),
+            )
         raise AssertionError("unreachable")
 
     def _abandon(self, table: IcebergTable, branch: str) -> None:
@@ -353,10 +360,10 @@ def _version(table: IcebergTable, branch: str = MAIN) -> Version:
     head = table.head(branch)
     mark: Mark | None = None
     ranges: set[str] = set()
-    has_rows = False
+    has_rows, rows = False, 0
     for snapshot_id, summary in _account(table, branch):
         if snapshot_id == head:
-            has_rows = _has_rows(summary)
+            has_rows, rows = _has_rows(summary), int(summary.get("total-records", "0"))
         if LOG not in summary:
             continue
         found = _mark(summary)
@@ -364,7 +371,7 @@ def _version(table: IcebergTable, branch: str = MAIN) -> Version:
         if mark.offset is None and found.offset is None and found.load == mark.load:
             ranges.update(found.ranges)
     beside = branch == BESIDE
-    return Version(table.identifier, head, has_rows, mark, frozenset(ranges), table.properties(), beside)
+    return Version(table.identifier, head, has_rows, mark, frozenset(ranges), table.properties(), rows, beside)
 
 
 def _account(table: IcebergTable, branch: str = MAIN) -> Iterator[tuple[int, dict[str, str]]]:

@@ -18,6 +18,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from pgtide import config
 from pgtide.errors import TableError
+from pgtide.log.load_progress import LoadProgress
 from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.schema import TableShape
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Sink, Version
@@ -55,6 +56,7 @@ class MirrorTable:
     removed: bool = False  # it is captured no more
     needs_from: int | None = None  # while it is loaded: its changes from this offset on must stay in the log
     load_error: str = ""  # why it could not be loaded anew
+    progress: LoadProgress = field(default_factory=LoadProgress)
 
     @property
     def name(self) -> str:

@@ -77,7 +77,7 @@ class Joining:
         """Has the table loaded, unless it is."""
         if self.is_loading(table):
             return
-        shadow = MirrorTable(table.shape, table.target) if beside else table
+        shadow = MirrorTable(table.shape, table.target, progress=table.progress) if beside else table
         with self._changed:
             self._waiting.append(Load(table, shadow))
             if self._thread is None:

@@ -98,7 +98,7 @@ class Loader:
                 return
             self._means.spark.addTag(JOB_TAG)
             try:
-                TableLoad(self._means, table, pair, watch, stop).run()
+                TableLoad(self._means, table, pair, watch, stop, report).run()
                 table.error = ""
             except (SnapshotGone, Rewritten, Altered) as error:
                 table.error = str(error)

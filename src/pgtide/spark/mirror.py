@@ -37,6 +37,7 @@ from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.merge import LOST_VALUE
 from pgtide.sinks.multiset import LOST_ROW
 from pgtide.spark.alterations import Alterations
+from pgtide.spark.announcer import Announcer
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.barriers import Barriers
 from pgtide.spark.joining import TAKEN_OVER, Joining, Load, has_gap, loaded_lsn
@@ -68,8 +69,9 @@ class _Stopped(Exception):
 class Mirror:
     """One run: `run` blocks until `stop` is set, everything up to `until_offset` is applied, or it fails."""
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
+    def __init__(self, spark: SparkSession, config: Config, tell: Callable[[str], None] = lambda _: None) -> None:
         self._spark = spark
+        self._announcer = Announcer(tell)
         self._config = config
         self._log_location = config.log_location
         self._sink = IcebergSink(spark)
@@ -160,6 +162,8 @@ class Mirror:
         if len(unloaded) == len(tables):
             unfenced = [table for table in unloaded if not self._is_fenced(table)]
             self._joining.first_load(unfenced, stop)
+            for table in unfenced:
+                table.progress.end()
         for table in tables:
             table.joining = not table.error and self._must_be_loaded(table) is not None
 
@@ -246,6 +250,7 @@ class Mirror:
             elif table.joining or not load.is_beside:
                 self._park(table, error)
             table.joining, table.needs_from = False, None
+            table.progress.end()
         if not over:
             return
         self._each([load.table for load in joined], lambda table: self._join(table, joined))
@@ -475,6 +480,7 @@ class Mirror:
         table.retry_at_s = time.monotonic() + min(_RETRY_FIRST_S * 2 ** (table.failures - 1), _RETRY_LAST_S)
 
     def _report(self) -> None:
+        self._announcer.look([(table.name, table.progress) for table in self._tables.values()])
         self._progress.write(
             self._tables.values(), self._done, self._points, self._upkeep.report(), self._applier.timings.report()
         )

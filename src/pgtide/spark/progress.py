@@ -63,4 +63,6 @@ def _table(table: MirrorTable) -> dict[str, Any]:
         "rows_applied": mark.changes if mark else 0,
         "applied_offset": None if loading else table.clean_to,
         "error": table.error or None,
+        "load": table.progress.report() if table.progress.is_under_way else None,
+        "load_error": table.load_error or None,
     }

@@ -102,6 +102,16 @@ def file_blocks(connection: Connection, relation_oid: int) -> int:
     return int(row[0] or 0) if row else 0
 
 
+def table_bytes(connection: Connection, table: SourceTable) -> int:
+    """What the table takes in the source, large values included."""
+    with postgres_errors(f"reading {table.shape.qualified_name}"):
+        row = connection.execute(
+            "SELECT sum(pg_table_size(leaf::oid::regclass))::int8 FROM unnest(%s::int8[]) leaf",
+            [leaves(connection, table)],
+        ).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
 def rows_here(connection: Connection, table: SourceTable, ranges: Sequence[CtidRange]) -> pa.Table | None:
     """The rows, if they are one range alone and few; None if executors have to read them."""
     if len(ranges) > 1 or not _may_be_small(ranges[0]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,15 @@ from pgtide.spark.lock_watch import LockWatch
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
 from pgtide.spark.range_files import files_by_executors
 from pgtide.spark.rows import frame_of
-from pgtide.spark.source_rows import cut, errors_of_workers, file_blocks, rows_by_executors, rows_here, source_table
+from pgtide.spark.source_rows import (
+    cut,
+    errors_of_workers,
+    file_blocks,
+    rows_by_executors,
+    rows_here,
+    source_table,
+    table_bytes,
+)
 from pgtide.spark.targets import layout_for
 
 _RANGES_PER_CONNECTION = 4  # a commit costs as much as reading 16 MiB; what a kill loses is no more than one group
@@ -71,12 +79,21 @@ class Means:
 
 
 class TableLoad:
-    def __init__(self, means: Means, table: MirrorTable, pair: Pair, watch: LockWatch, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        means: Means,
+        table: MirrorTable,
+        pair: Pair,
+        watch: LockWatch,
+        stop: threading.Event,
+        report: Callable[[], None],
+    ) -> None:
         self._means = means
         self._table = table
         self._pair = pair
         self._watch = watch
         self._stop = stop
+        self._report = report
         self._sink = means.sink
         self._log_id = means.applier.log_id
 
@@ -110,7 +127,11 @@ class TableLoad:
         reach(TABLE_BEGUN)
         with self._means.connections.take(), self._connected() as connection:
             parts = cut(connection, source)
-        self._read(source, missing(parts, loaded_ranges(table.version)))
+            length_bytes = table_bytes(connection, source)
+        left = missing(parts, loaded_ranges(table.version))
+        table.progress.begin(table.name, length_bytes, len(parts) - len(left), len(parts), table.version.rows)
+        self._report()
+        self._read(source, left)
         if not self._stop.is_set():
             self._close(source)
 
@@ -120,6 +141,7 @@ class TableLoad:
         closed = Mark(self._log_id, source.shape.fingerprint, offset, load=self._pair.load)
         self._table.version = self._sink.append(self._table.version, None, closed)
         self._table.clean_to = offset
+        self._table.progress.end()
         reach(TABLE_CLOSED)
 
     @contextmanager
@@ -219,6 +241,8 @@ class TableLoad:
                 version = self._sink.append_files(version, files, mark)
         self._table.version = version
         reach(RANGE_APPENDED)
+        self._table.progress.loaded(len(group), version.rows)
+        self._report()
 
     def _halved(self, source: SourceTable, group: list[CtidRange]) -> list[CtidRange]:
         """Ranges of half the size, because reading these took too long."""
@@ -233,6 +257,7 @@ class TableLoad:
                 f"{source.shape.qualified_name}: reading a single block takes longer than {limit_s:g} s.",
                 remedy="Raise snapshot.statement_timeout_seconds.",
             )
+        self._table.progress.cut_further(len(smaller) - len(group))
         return smaller
 
 
