@@ -219,13 +219,21 @@ class Mirror:
             if table.removed or (not was_removed and found.get(oid) == known.get(oid)):
                 continue
             self._examine(table)
-        anew = [table for table in self._tables.values() if table.name in wanted and _is_streaming(table)]
-        self._joining.begin_beside(anew)
-        for table in anew:
-            self._examine(table)
-        # One that is being loaded, or cannot be mirrored, has no rows to be replaced.
+        self._each(
+            [table for table in self._tables.values() if _is_untouched(table)],
+            lambda table: self._advance(table, self._done),
+        )
+        self._load_anew([table for table in self._tables.values() if table.name in wanted])
         withdraw_reloads(self._log_location, wanted)
         self._report()
+
+    def _load_anew(self, tables: list[MirrorTable]) -> None:
+        """Tables that somebody wants loaded anew, parked ones too; others have no rows to be replaced."""
+        anew = [table for table in tables if not (table.joining or table.removed) and self._is_loaded(table)]
+        self._joining.begin_beside(anew)
+        for table in anew:
+            table.needs_from = self._done
+            self._joining.begin(table, self._stop, beside=True)
 
     def _take_in(self, shapes: dict[int, TableShape], oids: Iterable[int]) -> None:
         for oid in oids:
@@ -233,8 +241,8 @@ class Mirror:
                 continue
             table = MirrorTable(shapes[oid], target_of(self._config, shapes[oid].qualified_name))
             # A table that was dropped and made again has the name of one that is captured no more.
-            self._tables = {oid: old for oid, old in self._tables.items() if old.target != table.target}
-            self._tables[oid] = table
+            others = {oid: old for oid, old in self._tables.items() if old.target != table.target}
+            self._tables = {**others, oid: table}  # in one go: loads that report go through it in other threads
 
     def _join_loaded(self) -> None:
         """Tables that were loaded meanwhile go on with the others."""
@@ -488,6 +496,11 @@ class Mirror:
 
 def _is_joining(table: MirrorTable) -> bool:
     return table.joining
+
+
+def _is_untouched(table: MirrorTable) -> bool:
+    """Whether nothing is known of a table that is to be kept up to date."""
+    return table.version is None and not (table.error or table.joining or table.removed)
 
 
 def _is_streaming(table: MirrorTable) -> bool:
