@@ -31,3 +31,20 @@ def test_a_big_transaction_is_counted_exactly() -> None:
     figures = figures_of("big-transaction")["figures"]
     for suffix in ("", "_savepoints"):
         assert figures[f"rows_in_log{suffix}"] == figures[f"rows_expected{suffix}"] > 0
+
+
+@pytest.mark.heavy
+def test_mirror_is_measured_with_where_its_time_goes() -> None:
+    found = figures_of("mirror")
+    for suffix in ("", "_interleaved", "_updates"):
+        assert found["ratios"][f"pg_recvlogical{suffix}"] > 0
+        parts = {f"{part}{suffix}" for part in ("rows_per_s", "capture_s", "read_s", "write_s", "point_s", "batch_s")}
+        assert parts <= set(found["figures"])
+    assert {"idle_batch_ms_1_table", "idle_batch_ms_20_tables"} <= set(found["figures"])
+
+
+@pytest.mark.heavy
+def test_latency_is_measured_to_the_log_and_to_the_mirror() -> None:
+    figures = figures_of("latency")["figures"]
+    assert 0 < figures["log_p50_ms"] <= figures["log_p95_ms"]
+    assert 0 < figures["mirror_p50_ms"] <= figures["mirror_p95_ms"]
