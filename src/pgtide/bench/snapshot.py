@@ -18,7 +18,7 @@ from pgtide.bench.result import Result
 from pgtide.bench.workload import Workload, workload
 
 _ROWS = 5_000_000
-_REPETITIONS = 2
+_REPETITIONS = 3
 _WARM_UP_ROWS = 1_000_000  # several ranges, so that Spark's workers are all there
 
 
