@@ -146,7 +146,7 @@ def test_a_load_anew_that_is_killed_all_along_goes_on_and_ends(shop: Shop) -> No
             shop.database.execute(f"UPDATE orders SET note = 'round {number}' WHERE id % 3 = {number}")
             command = [sys.executable, "-c", DRIVER, str(shop.config.file)]
             environment = os.environ | {ENVIRONMENT_VARIABLE: f"{point}=kill"}
-            done = subprocess.run(command, env=environment, timeout=150, check=False)
+            done = subprocess.run(command, env=environment, timeout=300, check=False)
             assert done.returncode == -signal.SIGKILL, point
             rows = shop.spark.table(target).count()
             assert rows == (3000 if point == "load.taken_over" else 2900), "readers see the old rows, or the new"
