@@ -141,7 +141,7 @@ def test_every_point_balances_while_the_whole_pipeline_is_killed(
                     advanced = new_points(config, kills % 4 + 1)
                     wait_for(
                         lambda: ended(traffic) or ended(pipeline) or advanced(),  # noqa: B023
-                        limit_s=120,
+                        limit_s=300,
                         what="points",
                     )
                     assert not ended(pipeline), (tmp_path / "run.out").read_text()
