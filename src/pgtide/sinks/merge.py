@@ -18,9 +18,8 @@ PREFIX = "_pgtide."
 DELETE = PREFIX + "delete"
 LOST_VALUE = "pgtide: an unchanged value is not in the mirror"
 
-DELETED = (
-    "_is_deleted"  # with soft deletes: true in rows that the source has no more; Iceberg has `_deleted` for itself
-)
+# With soft deletes: true in rows that the source has no more.  `_deleted` is a column of Iceberg's own.
+DELETED = "_is_deleted"
 
 
 def keep_name(column: str) -> str:

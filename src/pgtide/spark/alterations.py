@@ -1,7 +1,8 @@
 """What the stream has not said of tables, as the capture has noted it from the catalog (`control/alterations.json`).
 
 A table that was altered, and none of whose rows was changed since, is brought to its shape by the note.  A table whose
-rows were rewritten with other values since it was loaded is parked: nothing that was sent can mend it.
+rows were rewritten with other values since it was loaded is parked until it is loaded anew: nothing that was sent can
+mend it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pgtide.log.control import Alteration, alterations
 from pgtide.log.reader import LogReader
 from pgtide.log.storage import Location
 from pgtide.lsn import parse_lsn
+from pgtide.sinks import Mark
 from pgtide.spark.apply import Applier, MirrorTable
 
 _LOOK_S = 1.0
@@ -43,18 +45,22 @@ class Alterations:
         """These are done with, or have parked their tables, which come again by themselves."""
         self._unseen -= relation_oids
 
+    def is_rewritten(self, table: MirrorTable, mark: Mark | None) -> bool:
+        """Whether rows of the table have got other values in the source, unsent, since it was loaded."""
+        note = self._noted.get(table.shape.relation_oid)
+        if note is None or mark is None:
+            return False
+        start_lsn = self._applier.reader().identity.start_lsn
+        _, at, lsn = (mark.load or "").rpartition("@")
+        return note.rewritten_lsn > (parse_lsn(lsn) if at else start_lsn)
+
     def check(self, table: MirrorTable) -> None:
         """Refuses a table whose rows have other values in the source than were ever sent."""
-        note, mark = self._noted.get(table.shape.relation_oid), table.mark
-        if note is None or mark is None:
-            return
-        start_lsn = self._applier.reader().identity.start_lsn
-        loaded_lsn = parse_lsn(mark.load.rpartition("@")[2]) if mark.load else start_lsn
-        if note.rewritten_lsn > loaded_lsn:
+        if self.is_rewritten(table, table.mark):
             raise TableError(
                 f"{table.name} was rewritten in the source (ALTER … TYPE, a default that is worked out for each row): "
-                "its rows have values that were never sent.",
-                remedy=f"Drop the mirror table to load it anew: DROP TABLE {table.target}",
+                "its rows have values that were never sent. It is loaded anew.",
+                remedy=f"If that does not help, drop the mirror table: DROP TABLE {table.target}",
             )
 
     def follow(self, table: MirrorTable, to: int) -> None:

@@ -411,11 +411,18 @@ class Mirror:
         """Tables that were altered without a change of a row."""
         due, lsn = self._alterations.look(self._reader, self._done)
         if due:
-            tables = [table for oid, table in self._tables.items() if oid in due and not table.error]
+            tables = [table for oid, table in self._tables.items() if oid in due and _is_streaming(table)]
             self._each(tables, lambda table: self._advance(table, self._done))
             self._alterations.followed(due)
+            if self._config.snapshot.initial == "bulk":
+                self._load_anew([table for oid, table in self._tables.items() if oid in due and self._lost(table)])
             self._publish(self._reader.first_offset(), self._done, lsn)
             self._report()
+
+    def _lost(self, table: MirrorTable) -> bool:
+        """Whether its rows have values in the source that were never sent."""
+        version = self._sink.recorded(table.target)
+        return version is not None and self._alterations.is_rewritten(table, version.mark)
 
     def _up_to_barrier(self, to: int) -> int:
         """The end of a batch that would end at `to`: no later than the next barrier.
