@@ -21,6 +21,7 @@ TABLES = ("orders", "truncated", "rewritten", "altered", "keyless")
 def shop(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Five tables of some ranges each."""
     monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 7 * 8192)
+    monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     shop = open_shop(database, spark, tmp_path, snapshot="connections = 5")
     database.execute("DROP TABLE customers, empty", "ALTER TABLE orders ADD big text")
     for table in TABLES[1:]:

@@ -16,7 +16,7 @@ from collections import Counter
 
 import psycopg
 
-from pgtide.errors import TransientError
+from pgtide.errors import PgtideError
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.server import Server
 
@@ -66,7 +66,7 @@ class LockWatch:
             try:
                 connection = connection or self._server.connect(timeout_s=self._timeout_s)
                 self._look(connection)
-            except TransientError:  # the readers will notice as well; a server that comes back is another one
+            except PgtideError:  # the readers notice it as well, and tell
                 if connection is not None:
                     connection.close()
                 connection = None

@@ -44,7 +44,7 @@ from pgtide.spark.targets import layout_for
 
 _RANGES_PER_CONNECTION = 4  # a commit costs as much as reading 16 MiB; what a kill loses is no more than one group
 _CONFLICTS_MAX = 10
-_ATTEMPTS_MAX = 6
+_ATTEMPTS_MAX = 3  # then the table is parked, and tried again later
 _RETRY_S = 1.0
 
 TABLE_BEGUN = declare("load.table.begun", "a table is marked as loading, it has no rows yet")
