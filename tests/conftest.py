@@ -117,21 +117,28 @@ def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.Lo
     session.stop()
 
 
-# What needs Spark, here or in a process of its own, is run by one worker: two cores have one Spark at a time.
-_SPARK_FOLDERS = {"spark", "demo", "chaos", "examples"}
+# Tests that start Spark in processes of their own.
+_SPARK_FOLDERS = {"spark", "demo", "chaos", "examples", "docs", "bench"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who runs what when several workers do (`make test`): the tests of a file stay together, Spark begins first."""
-    items.sort(key=_uses_spark, reverse=True)
-    for item in items:
-        group = "spark" if _uses_spark(item) else f"{item.path.parent.name}/{item.path.stem}"
+    """Who runs what when several workers do (`make test`).
+
+    One has the session that tests share, one the tests that start Spark themselves: both take longest, and begin.  The
+    others, which mostly wait, are left to the third, file by file.
+    """
+    groups = {item: _group(item) for item in items}
+    items.sort(key=lambda item: not groups[item].startswith("spark"))
+    for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
 
 
-def _uses_spark(item: pytest.Item) -> bool:
-    return item.path.parent.name in _SPARK_FOLDERS or "spark" in getattr(item, "fixturenames", ())
+def _group(item: pytest.Item) -> str:
+    folder = item.path.parent.name
+    if "spark" in getattr(item, "fixturenames", ()):
+        return "spark"
+    return "spark in processes" if folder in _SPARK_FOLDERS else f"{folder}/{item.path.stem}"
 
 
 _heavy_left_out = pytest.StashKey[int]()
