@@ -73,6 +73,8 @@ def test_progress_says_how_far_each_table_is(mirrored: Mirrored) -> None:
         "rows_applied": 1,
         "applied_offset": end,
         "error": None,
+        "load": None,
+        "load_error": None,
     }
     assert progress["point"]["offset"] == end
 
