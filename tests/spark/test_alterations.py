@@ -61,7 +61,7 @@ def test_added_columns_wider_types_and_dropped_constraints_are_followed_in_order
         "ALTER TABLE visits REPLICA IDENTITY FULL",
         "INSERT INTO visits SELECT 'page ' || n % 3, n % 2 FROM generate_series(1, 30) n",
     )
-    with shop.capturing(), shop.mirroring("customers"):
+    with shop.capturing(), shop.mirroring("public.customers"):
         database.execute(
             DEFAULTS,
             "INSERT INTO customers (id, name) VALUES (100, 'new')",
@@ -101,7 +101,7 @@ def test_renamed_dropped_and_rewritten_columns_are_followed_or_told(shop: Shop) 
         "ALTER TABLE visits REPLICA IDENTITY FULL",
         "INSERT INTO visits SELECT 'page ' || n % 3, n % 2, n FROM generate_series(1, 30) n",
     )
-    with shop.capturing(), shop.mirroring("customers"):
+    with shop.capturing(), shop.mirroring("public.customers"):
         database.execute(
             "ALTER TABLE items RENAME a TO z; ALTER TABLE items RENAME b TO a; ALTER TABLE items RENAME z TO b",
             "UPDATE items SET a = 'new a', b = 'new b' WHERE id = 1",
@@ -191,7 +191,7 @@ def test_random_alterations_between_random_changes_end_with_equal_tables(shop: S
         )
         connection.execute(statement.encode())
 
-    with shop.capturing(), shop.mirroring("customers"):
+    with shop.capturing(), shop.mirroring("public.customers"):
         with database.connect() as connection:
             for _ in range(10):
                 for _ in range(chosen.randrange(8)):
