@@ -50,7 +50,7 @@ UPKEEP = ("mirror.points.pruned", "mirror.upkeep.compacted", "mirror.upkeep.expi
 # Reached when a table was altered: the same.
 ALTER = ("mirror.altering", "mirror.altered")
 
-_DEATH_LIMIT_S = 120
+_DEATH_LIMIT_S = 300
 
 
 def all_points() -> set[str]:
