@@ -20,11 +20,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pgtide
-from pgtide import failpoints
+from pgtide import failpoints, local
 from tests.capture.test_crashes import kill_points as capture_points
 from tests.capture.test_crashes import traffic
-from tests.database import Database
+from tests.database import Database, create_database
 from tests.redo.test_crashes import OWN as REDO
+from tests.spark.seeded_writes import NAMES, TABLES, writing
 
 # In the order in which a first start and the batches after it reach them.
 LOAD = (
@@ -110,6 +111,34 @@ def test_pipeline_killed_at_point_after_point(
     run_pgtide(config, "--until-caught-up")
     for table in "ab":
         assert mirror(spark, tmp_path / "lake", table) == source(database, table), table
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+def test_load_under_seeded_writes_killed_at_every_point_and_with_its_server(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """After every second kill of the pipeline the server is killed as well; writes go on from before until after."""
+    with local.postgres() as server:
+        database = create_database(server)
+        database.execute(*TABLES)
+        config = tmp_path / "pgtide.toml"
+        config.write_text(
+            f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n[log]\npath = "log"\n'
+            '[mirror]\nwarehouse = "lake"\ntrigger_seconds = 0.1\n'
+            '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
+        )
+        with writing(database, seed=20261116):
+            for number, point in enumerate(LOAD):
+                run_pgtide(config, points=f"{point}=kill")
+                if number % 2:
+                    server.kill()
+                    server.start()
+        run_pgtide(config, "--until-caught-up")
+        for name in NAMES:
+            table = name.partition(".")[2]
+            rows = spark.read.format("iceberg").load(str(tmp_path / "lake" / "public" / table)).collect()
+            assert sorted(map(tuple, rows)) == sorted(database.rows(f"SELECT * FROM {table}")), name
 
 
 def test_every_kill_point_is_visited_by_a_crash_test() -> None:
