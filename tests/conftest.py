@@ -121,17 +121,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.Lo
 _SPARK_FOLDERS = {"spark", "demo", "chaos", "examples", "docs", "bench"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Who runs what when several workers do (`make test`).
 
     One has the session that tests share, one the tests that start Spark themselves: both take longest, and begin.  The
     others, which mostly wait, are left to the third, file by file.
     """
-    groups = {item: _group(item) for item in items}
-    items.sort(key=lambda item: not groups[item].startswith("spark"))
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+    item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not _group(item).startswith("spark"))
 
 
 def _group(item: pytest.Item) -> str:
