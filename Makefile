@@ -18,7 +18,7 @@ demo: $(READY)  ## the product at work on an embedded Postgres, with a kill in t
 	@$(BIN)/pgtide demo $(ARGS)
 
 test: $(READY)  ## all tests but the heavy ones, with coverage (ARGS="tests/log -k offsets" chooses)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --cov --cov-report=term $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --no-loadscope-reorder --cov --cov-report=term $(ARGS)
 
 check: $(READY)  ## all that is static: lint, format, types
 	@$(BIN)/ruff check --quiet

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from pgtide import local
 from tests.database import Database, create_database, drop_database
@@ -117,28 +118,32 @@ def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.Lo
     session.stop()
 
 
-# Tests that start Spark in processes of their own.
-_SPARK_FOLDERS = {"spark", "demo", "chaos", "examples", "docs", "bench"}
+# Folders whose tests need Spark.  Two cores can bear two sessions: one is shared by the tests of the first group, those
+# of the other start theirs.  They take longest, and begin; the rest mostly waits, and goes file by file to who is free.
+_SPARK_FOLDERS = {
+    "spark": ("tests/spark", "tests/sinks", "tests/cli"),
+    "spark in processes": ("tests/chaos", "tests/demo", "tests/docs", "tests/bench", "tests/examples"),
+}
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Who runs what when several workers do (`make test`).
-
-    One has the session that tests share, one the tests that start Spark themselves: both take longest, and begin.  The
-    others, which mostly wait, are left to the third, file by file.
-    """
-    item.add_marker(pytest.mark.xdist_group(_group(item)))
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return next((name for name, folders in _SPARK_FOLDERS.items() if file.startswith(folders)), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not _group(item).startswith("spark"))
+    items.sort(key=lambda item: _group(item.nodeid) not in _SPARK_FOLDERS)
 
 
-def _group(item: pytest.Item) -> str:
-    folder = item.path.parent.name
-    if "spark" in getattr(item, "fixturenames", ()):
-        return "spark"
-    return "spark in processes" if folder in _SPARK_FOLDERS else f"{folder}/{item.path.stem}"
+class _ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Which worker runs what (`make test` has three)."""
+    return _ByGroup(config, log)
 
 
 _heavy_left_out = pytest.StashKey[int]()
