@@ -121,7 +121,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.Lo
 # Folders whose tests need Spark.  Two cores can bear two sessions: one is shared by the tests of the first group, those
 # of the other start theirs.  They take longest, and begin; the rest mostly waits, and goes file by file to who is free.
 _SPARK_FOLDERS = {
-    "spark": ("tests/spark", "tests/sinks", "tests/cli"),
+    "spark": ("tests/spark", "tests/sinks"),
     "spark in processes": ("tests/chaos", "tests/demo", "tests/docs", "tests/bench", "tests/examples"),
 }
 
