@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgtide.errors import LogError
+from pgtide.errors import LogError, LogUnreachableError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import Alteration, alterations, record_alterations
 from pgtide.log.storage import Location
@@ -26,8 +26,8 @@ ALTERATION_NOTED = declare("capture.alteration.noted", "it is noted that a table
 class AlterationWatch:
     """Looks every few seconds.  What is noted outlives the process: a change while it is down is found as well."""
 
-    def __init__(self, location: Location, publications: Sequence[str], relation_oids: Sequence[int]) -> None:
-        self._location = location
+    def __init__(self, storage: Location, publications: Sequence[str], relation_oids: Sequence[int]) -> None:
+        self._storage = storage
         self._publications = publications
         self._relation_oids = relation_oids
         self._noted: dict[int, Alteration] | None = None
@@ -39,7 +39,10 @@ class AlterationWatch:
             return
         self._next = now_s + INTERVAL_S
         if self._noted is None:
-            self._noted = alterations(self._location)
+            try:
+                self._noted = alterations(self._storage)
+            except (LogUnreachableError, OSError):
+                return  # told elsewhere, too
         states, lsn = table_states(connection, self._relation_oids)
         now: dict[int, Alteration] = {}
         settled = []
@@ -65,7 +68,7 @@ class AlterationWatch:
 
     def _note(self, now: dict[int, Alteration]) -> None:
         try:
-            record_alterations(self._location, now)
+            record_alterations(self._storage, now)
         except (LogError, OSError):
             return  # the log cannot be written just now, which is told elsewhere: noted at a later look
         self._noted = now

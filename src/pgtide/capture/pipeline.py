@@ -319,7 +319,8 @@ class Capture:
             )
         if self._alterations is None:
             oids = [table.oid for table in facts.tables]
-            self._alterations = AlterationWatch(self._config.log_location, sides.publications, oids)
+            storage = storage_at(self._config.log_location, patience_s=0)  # the stream is answered meanwhile
+            self._alterations = AlterationWatch(storage, sides.publications, oids)
         return Charges(self._source, self._alterations, self._keeper, self._fence, self._tidier, self.health)
 
     def _send(self, work: list[Work], appender: Appender, stop: threading.Event) -> None:
