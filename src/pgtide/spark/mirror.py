@@ -159,7 +159,8 @@ class Mirror:
         if self._config.snapshot.initial != "bulk":
             return
         unloaded = [table for table in tables if not self._is_loaded(table)]
-        if len(unloaded) == len(tables):
+        # Also when there is nothing to load: a run that was killed at its end has left its snapshot kept.
+        if not unloaded or len(unloaded) == len(tables):
             unfenced = [table for table in unloaded if not self._is_fenced(table)]
             self._joining.first_load(unfenced, stop)
             for table in unfenced:
