@@ -136,13 +136,22 @@ Mirror(session, config).run(threading.Event())
 
 
 @pytest.mark.timeout(600)
-def test_a_load_anew_that_is_killed_all_along_goes_on_and_ends(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(("load.taken_over",), id="at the end"),
+        pytest.param(
+            ("load.beside.begun", "load.range.appended", "load.taken_over"), id="all", marks=pytest.mark.heavy
+        ),
+    ],
+)
+def test_a_load_anew_that_is_killed_goes_on_and_ends(points: tuple[str, ...], shop: Shop) -> None:
     target = target_of(shop.config, "public.orders")
     with shop.capturing():
         shop.mirror_until_equal("public.customers", "public.orders", "public.empty")
         shop.spark.sql(f"DELETE FROM {target} WHERE id <= 100")
         request_reload(shop.config.log_location, ["public.orders"])
-        for number, point in enumerate(("load.beside.begun", "load.range.appended", "load.taken_over")):
+        for number, point in enumerate(points):
             shop.database.execute(f"UPDATE orders SET note = 'round {number}' WHERE id % 3 = {number}")
             command = [sys.executable, "-c", DRIVER, str(shop.config.file)]
             environment = os.environ | {ENVIRONMENT_VARIABLE: f"{point}=kill"}
