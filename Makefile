@@ -18,6 +18,7 @@ demo: $(READY)  ## the product at work on an embedded Postgres, with a kill in t
 	@$(BIN)/pgtide demo $(ARGS)
 
 test: $(READY)  ## all tests but the heavy ones, with coverage (ARGS="tests/log -k offsets" chooses)
+	@$(if $(ARGS),,$(BIN)/python -c 'from pgtide.local.s3 import prepare_s3; prepare_s3()' || echo 'The tests on S3 will be left out.' >&2)
 	@$(BIN)/pytest -q -n $(WORKERS) --no-loadscope-reorder --cov --cov-report=term $(ARGS)
 
 check: $(READY)  ## all that is static: lint, format, types

@@ -155,6 +155,11 @@ def _has_attributes(folder: Path) -> bool:
     return True
 
 
+def prepare_s3() -> None:
+    """Builds the server, once: before tests that need it have their time limits."""
+    _program()
+
+
 def _program() -> Path:
     return made_once(cache_folder() / f"versitygw-{VERSION}", _build) / "versitygw"
 
