@@ -118,21 +118,24 @@ def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.Lo
     session.stop()
 
 
-# Folders whose tests need Spark.  Two cores can bear two sessions: one is shared by the tests of the first group, those
-# of the other start theirs.  They take longest, and begin; the rest mostly waits, and goes file by file to who is free.
-_SPARK_FOLDERS = {
+# Tests that need Spark, in two groups that take about as long: two cores can bear two sessions, each shared by a group.
+# They take longest, and begin; the rest mostly waits, and goes file by file to who is free.
+_SPARK_GROUPS = {
+    "spark with postgres": (
+        *("tests/chaos", "tests/demo", "tests/docs", "tests/bench", "tests/examples"),
+        *("tests/spark/test_alterations", "tests/spark/test_joining", "tests/spark/test_load"),
+    ),
     "spark": ("tests/spark", "tests/sinks"),
-    "spark in processes": ("tests/chaos", "tests/demo", "tests/docs", "tests/bench", "tests/examples"),
 }
 
 
 def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    return next((name for name, folders in _SPARK_FOLDERS.items() if file.startswith(folders)), file)
+    return next((name for name, begins in _SPARK_GROUPS.items() if file.startswith(begins)), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _group(item.nodeid) not in _SPARK_FOLDERS)
+    items.sort(key=lambda item: _group(item.nodeid) not in _SPARK_GROUPS)
 
 
 class _ByGroup(LoadScopeScheduling):  # type: ignore[misc]

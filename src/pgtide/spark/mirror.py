@@ -149,9 +149,11 @@ class Mirror:
                 table.clean_to = max(table.clean_to, self._done)
         for table in self._tables.values():
             self._examine(table)
-        # A predecessor may have been killed between its last table and the point; after a load there is none yet.
+        # A predecessor may have been killed between its last table, or one that was loaded anew, and the point; after a
+        # load there is none yet.
         if self._done == self._reader.end().end_offset:
-            self._publish(self._reader.first_offset(), self._done)
+            renewed = [table.name for table in tables]
+            self._publish(self._reader.first_offset(), self._done, renewed=renewed)
         self._report()
 
     def _first_load(self, tables: list[MirrorTable], stop: threading.Event) -> None:
