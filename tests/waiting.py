@@ -11,7 +11,7 @@ T = TypeVar("T")
 _POLL_S = 0.02
 
 
-def wait_for(condition: Callable[[], T], *, limit_s: float = 30.0, what: str = "the condition") -> T:
+def wait_for(condition: Callable[[], T], *, limit_s: float = 60.0, what: str = "the condition") -> T:
     """The first result of `condition` that is true; fails the test when there is none within the limit."""
     limit = time.monotonic() + limit_s
     while True:

@@ -86,6 +86,8 @@ def _act(name: str, point: _Armed) -> None:
         if point.at and point.reached != point.at:
             return
     if point.action == "kill":
+        # Told, because others kill too: a test that finds a process killed wants to know where.
+        os.write(2, f"{ENVIRONMENT_VARIABLE}: killed at {name}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
     elif point.action == "raise":
         raise FailpointReached(name)

@@ -38,6 +38,13 @@ def state(shop: Shop, table: str) -> dict[str, Any]:
     return found
 
 
+def wait_until_parked(shop: Shop, table: str) -> None:
+    try:
+        wait_for(lambda: state(shop, table).get("state") == "parked", limit_s=180, what=f"{table} to be parked")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it is {state(shop, table)}") from error
+
+
 @contextmanager
 def held_before_reading(shop: Shop, folder: Path) -> Iterator[None]:
     """In the block all tables are marked as loading, and none is read; then they go on."""
@@ -66,7 +73,7 @@ def test_table_that_is_dropped_is_parked_and_the_others_are_loaded(shop: Shop, t
         with held_before_reading(shop, tmp_path):
             shop.database.execute("DROP TABLE broken")
         wait_until_equal(*OTHERS)
-        wait_for(lambda: state(shop, "public.broken").get("state") == "parked", what="the table to be parked")
+        wait_until_parked(shop, "public.broken")
         assert "dropped in the source" in state(shop, "public.broken")["error"]
 
 
@@ -93,7 +100,7 @@ def test_table_that_is_locked_for_long_does_not_hold_up_the_others(
             locker.execute("BEGIN")
             locker.execute("LOCK TABLE broken IN ACCESS EXCLUSIVE MODE")
         wait_until_equal(*OTHERS)
-        wait_for(lambda: state(shop, "public.broken").get("state") == "parked", what="the table to be parked")
+        wait_until_parked(shop, "public.broken")
         assert "Another session holds a lock" in state(shop, "public.broken")["error"]
         locker.execute("ROLLBACK")
         wait_until_equal("public.broken")
@@ -124,7 +131,7 @@ def test_table_whose_disk_is_full_is_parked_and_loaded_when_there_is_room(shop: 
         disk.fill(os.getpid())
         with shop.capturing(), shop.mirroring_from_here() as wait_until_equal:
             wait_until_equal(*OTHERS)
-            wait_for(lambda: state(shop, "public.broken").get("state") == "parked", what="the table to be parked")
+            wait_until_parked(shop, "public.broken")
             assert "No space left" in state(shop, "public.broken")["error"]
             disk.free(os.getpid())
             wait_until_equal("public.broken")

@@ -24,8 +24,8 @@ PATIENCE_S = 2.0
 _POLL_S = 0.5
 
 # Not pg_stat_activity for those who wait: what others do is shown to few roles, who waits for a lock to all.
-_CANCEL = """
-SELECT r.application_name, pg_cancel_backend(r.pid)
+_IN_THE_WAY = """
+SELECT r.application_name, r.pid
 FROM pg_stat_activity r
 WHERE starts_with(r.application_name, %(load)s) AND r.pid IN (
     SELECT unnest(pg_blocking_pids(w.pid)) FROM pg_locks w
@@ -76,6 +76,8 @@ class LockWatch:
 
     def _look(self, connection: Connection) -> None:
         with postgres_errors("looking for who waits"):
-            found = connection.execute(_CANCEL, {"load": self._load, "patience_s": PATIENCE_S}).fetchall()
-        for name, cancelled in found:
-            self._let_through[name] += bool(cancelled)
+            found = connection.execute(_IN_THE_WAY, {"load": self._load, "patience_s": PATIENCE_S}).fetchall()
+            for name, pid in found:
+                # Counted first: whoever is cancelled asks at once whether it was for this.
+                self._let_through[name] += 1
+                connection.execute("SELECT pg_cancel_backend(%s)", [pid])
