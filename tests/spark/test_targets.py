@@ -88,3 +88,10 @@ def test_column_that_comes_back_is_told_and_not_guessed() -> None:
         gone = replace(version_of(ORDERS), properties=layout_for(without, version_of(ORDERS), options).properties)
         with pytest.raises(TableError, match="body is sent again"):
             layout_for(ORDERS, gone, options)
+
+
+@pytest.mark.parametrize("name", ["_file", "_POS", "_row_id"])
+def test_names_that_are_iceberg_s_own_are_refused(name: str) -> None:
+    with pytest.raises(TableError, match=f"a column {name.lower()}, which is a name of Iceberg's own") as refused:
+        layout_for(altered(ORDERS, Column(5, name, TEXT)), None)
+    assert "Rename it in the source" in refused.value.remedy

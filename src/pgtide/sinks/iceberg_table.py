@@ -25,6 +25,11 @@ from pgtide.sinks import Alterations, Conflict
 
 MAIN = "main"
 
+# Columns that Iceberg gives every table; one with such a name of its own cannot be merged into, or not be read.
+RESERVED_COLUMNS = frozenset(
+    ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+)
+
 # What Iceberg throws when the metadata it started from is no longer the table's.  A commit whose outcome is unknown is
 # treated the same: beginning again from the recorded mark is right in either case.
 _CONFLICTS = (

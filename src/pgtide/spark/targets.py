@@ -18,7 +18,7 @@ from pgtide.config import Config, TableOptions
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
 from pgtide.sinks import Alterations, Version
-from pgtide.sinks.iceberg_table import can_be_default, quoted
+from pgtide.sinks.iceberg_table import RESERVED_COLUMNS, can_be_default, quoted
 from pgtide.sinks.merge import DELETED
 from pgtide.spark.missing import lake_missing
 from pgtide.spark.rows import DEFAULT_POLICY, table_schema
@@ -218,5 +218,10 @@ def _check_names(shape: TableShape, columns: StructType) -> None:
             raise TableError(
                 f"{shape.qualified_name} has, or had, two columns called {name} (case does not count in Spark).",
                 remedy="Rename one of them in the source, then drop the mirror table to load it anew.",
+            )
+        if name in RESERVED_COLUMNS:
+            raise TableError(
+                f"{shape.qualified_name} has, or had, a column {name}, which is a name of Iceberg's own.",
+                remedy="Rename it in the source, or publish the table with a list of columns that leaves it out.",
             )
         seen.add(name)
