@@ -13,6 +13,7 @@ import pytest
 import pgtide.capture.pipeline  # noqa: F401 - declares the kill points
 from pgtide import failpoints
 from pgtide.config import Config
+from tests.arming import armed
 from tests.capture.running import (
     CaptureProcess,
     capturing,
@@ -181,14 +182,10 @@ def test_capture_killed_while_it_recovers(point: str, prepared: Database, tmp_pa
 @pytest.mark.parametrize("point", ["log.block.written", "log.segment.created", "log.marker.moved"])
 def test_capture_goes_on_by_itself_after_the_disk_was_full(point: str, prepared: Database, tmp_path: Path) -> None:
     config = configuration(prepared, tmp_path)
-    failpoints.arm(f"{point}=fail:ENOSPC@1")
-    try:
-        with capturing(config):
-            with traffic(prepared):
-                wait_until_captured(prepared, config)
-            reader = wait_until_captured(prepared, config)
-    finally:
-        failpoints.arm("")
+    with armed(f"{point}=fail:ENOSPC@1"), capturing(config):
+        with traffic(prepared):
+            wait_until_captured(prepared, config)
+        reader = wait_until_captured(prepared, config)
     for table in TABLES:
         assert replayed(reader, f"public.{table}") == source_rows(prepared, table)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pgtide import failpoints, local
+from pgtide import local
 from pgtide.capture import watch
 from pgtide.capture.reference import metrics_page
 from pgtide.config import Capture as CaptureSection
 from pgtide.config import Config
+from tests.arming import armed
 from tests.capture.running import capturing, configuration, wait_until_captured
 from tests.cli.program import run
 from tests.database import Database, create_database
@@ -95,12 +96,9 @@ def test_lag_grows_while_the_log_cannot_be_written_and_goes_when_it_can(database
     with capturing(config):
         database.execute("INSERT INTO t VALUES (1)")
         wait_until_captured(database, config)
-        failpoints.arm("log.block.written=fail:ENOSPC")
-        try:
+        with armed("log.block.written=fail:ENOSPC"):
             database.execute("INSERT INTO t VALUES (2)")
             lagging = metrics_when(config, lambda now: now["capture_lag_seconds"] > 0.5, "the lag to be shown")
-        finally:
-            failpoints.arm("")
         assert lagging["capture_lag_bytes"] > 0
         wait_for(lambda: metrics(config)["capture_lag_seconds"] == 0, what="the lag to go")
 

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from pgtide.log.objects.writer import ObjectLogWriter
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, remove
 from pgtide.log.storage import storage_at
+from tests.arming import armed
 from tests.capture.running import (
     CaptureProcess,
     capturing,
@@ -68,15 +67,6 @@ def on_s3(database: Database, folder: Path, bucket: str, *, two_phase: bool = Fa
     """A small memory, so that large transactions are spooled; a short interval, so that tests are quick."""
     config = configuration(database, folder, log=Log(path=f"{bucket}/log", flush_interval_ms=20), two_phase=two_phase)
     return config.model_copy(update={"capture": Capture(transaction_memory_bytes=1 << 16)}).at(config.file)
-
-
-@contextmanager
-def armed(points: str) -> Iterator[None]:
-    failpoints.arm(points)
-    try:
-        yield
-    finally:
-        failpoints.arm("")
 
 
 def check_equal(reader: LogReader, database: Database) -> None:

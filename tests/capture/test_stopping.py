@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pgtide import failpoints, local
+from pgtide import local
 from pgtide.capture.attend import CaptureState
 from pgtide.capture.pipeline import Capture
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError
 from pgtide.log.control import request_snapshot
 from pgtide.replication.channels import LibpqChannel, SocketChannel
+from tests.arming import armed
 from tests.capture.running import capturing, changes, configuration, wait_until_captured
 from tests.database import Database, create_database
 from tests.stalling import forwarding
@@ -57,15 +56,6 @@ class Running:
 
     def ended(self) -> bool:
         return not self._thread.is_alive()
-
-
-@contextmanager
-def armed(points: str) -> Iterator[None]:
-    failpoints.arm(points)
-    try:
-        yield
-    finally:
-        failpoints.arm("")
 
 
 def test_starting_again_and_again_never_drops_a_slot_of_somebody_else(database: Database, tmp_path: Path) -> None:

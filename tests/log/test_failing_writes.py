@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pgtide import failpoints
 from pgtide.log.writer import LogWriter
+from tests.arming import armed
 from tests.log.building import contents, new_log, shape, transaction
 
 ORDERS = shape()
@@ -28,15 +28,12 @@ def test_attempts_that_fail_take_no_space_for_long(path: Path, segment_bytes: in
     writer = LogWriter(path, segment_bytes=segment_bytes)
     writer.write([transaction(200, [(ORDERS, 1, "a")])])
     before = used_bytes(path)
-    failpoints.arm("log.block.written=fail:ENOSPC")
-    try:
+    with armed("log.block.written=fail:ENOSPC"):
         for _ in range(5):
             with pytest.raises(OSError, match="No space left"):
                 writer.write([transaction(300, [(ORDERS, n, "b" * 100) for n in range(100)])])
             writer.restart()
             assert used_bytes(path) == before
-    finally:
-        failpoints.arm("")
     writer.write([transaction(300, [(ORDERS, 2, "b")])])
     assert contents(path) == [(0, 1, "a"), (1, 2, "b")]
 
@@ -51,15 +48,12 @@ def test_starts_that_fail_leave_no_file_open_and_lose_nothing(path: Path, point:
     for file, data in as_of_then.items():
         file.write_bytes(data)
     opened = []
-    failpoints.arm(f"{point}=fail:ENOSPC")
-    try:
+    with armed(f"{point}=fail:ENOSPC"):
         for _ in range(3 if point != "log.recovered" else 1):  # after that one there is nothing to recover any more
             opened.append(len(os.listdir("/proc/self/fd")))
             with pytest.raises(OSError, match="No space left"):
                 LogWriter(path)
             opened.append(len(os.listdir("/proc/self/fd")))
-    finally:
-        failpoints.arm("")
     assert len(set(opened)) == 1, opened
     assert LogWriter(path).end_offset == 2
     assert contents(path) == [(0, 1, "a"), (1, 2, "b")]

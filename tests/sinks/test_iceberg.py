@@ -21,11 +21,12 @@ from pyspark.sql.types import (
 )
 
 from pgtide.errors import TableError
-from pgtide.failpoints import FailpointReached, arm
+from pgtide.failpoints import FailpointReached
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Version
 from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours
 from pgtide.sinks.iceberg_table import IcebergTable, quoted
 from pgtide.sinks.merge import DELETE, LOST_VALUE, keep_name, origin_name
+from tests.arming import armed
 from tests.waiting import wait_for
 
 COLUMNS = StructType([StructField("id", LongType()), StructField("body", StringType())])
@@ -129,12 +130,8 @@ def test_write_broken_off_is_there_whole_or_not_at_all(
     spark: SparkSession, sink: IcebergSink, empty: Version, point: str
 ) -> None:
     begun = sink.append(empty, None, mark(0))
-    arm(f"{point}=raise")
-    try:
-        with pytest.raises(FailpointReached):
-            sink.upsert(begun, changes(spark, (1, "a", False)), mark(10))
-    finally:
-        arm("")
+    with armed(f"{point}=raise"), pytest.raises(FailpointReached):
+        sink.upsert(begun, changes(spark, (1, "a", False)), mark(10))
     found = recorded(sink, begun)
     assert (found.mark, contents(spark, begun)) in [(mark(0), {}), (mark(10), {1: "a"})]
     assert (found.mark == mark(10)) == (point == FORWARDED)
@@ -272,17 +269,13 @@ def test_compaction_during_a_write_makes_the_write_begin_again(
     version = sink.append(empty, None, mark(0))
     for number in range(1, 6):
         version = sink.upsert(version, changes(spark, (number, "a", False)), mark(number))
-    arm(f"{MERGED}=hold:{tmp_path / 'go on'}")
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(sink.upsert, version, changes(spark, (1, "late", False)), mark(6))
-            wait_for(lambda: len(IcebergTable(spark, empty.target).branches()) == 1, limit_s=30, what="the branch")
-            sink.compact(empty.target)
-            (tmp_path / "go on").touch()
-            with pytest.raises(Conflict):
-                writing.result()
-    finally:
-        arm("")
+    with armed(f"{MERGED}=hold:{tmp_path / 'go on'}"), ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(sink.upsert, version, changes(spark, (1, "late", False)), mark(6))
+        wait_for(lambda: len(IcebergTable(spark, empty.target).branches()) == 1, limit_s=30, what="the branch")
+        sink.compact(empty.target)
+        (tmp_path / "go on").touch()
+        with pytest.raises(Conflict):
+            writing.result()
     assert recorded(sink, version).mark == mark(5)
     sink.upsert(recorded(sink, version), changes(spark, (1, "late", False)), mark(6))
     assert contents(spark, version) == {1: "late", 2: "a", 3: "a", 4: "a", 5: "a"}

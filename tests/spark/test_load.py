@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pgtide.failpoints import arm
 from pgtide.log.control import offered_snapshot
+from tests.arming import armed
 from tests.database import Database
 from tests.spark.shop import Shop, open_shop
 
@@ -49,11 +49,8 @@ def test_load_goes_on_where_it_was_broken_off(shop: Shop, monkeypatch: pytest.Mo
     monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 2 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     with shop.capturing():
-        arm("load.range.appended=raise@5")  # later than the other tables have ranges: it hits orders
-        try:
+        with armed("load.range.appended=raise@5"):  # later than the other tables have ranges: it hits orders
             shop.mirror_until_equal(*ALL)
-        finally:
-            arm("")
         commits = shop.spark.sql(
             "SELECT summary['pgtide.load'] load, from_json(summary['pgtide.ranges'], 'array<string>') ranges "
             f"FROM lake.{shop.config.mirror.namespace}.orders.snapshots"

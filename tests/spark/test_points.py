@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pgtide.errors import ConfigurationError
-from pgtide.failpoints import FailpointReached, arm
+from pgtide.failpoints import FailpointReached
 from pgtide.lsn import format_lsn
 from pgtide.spark import at
 from pgtide.spark.at import points
+from tests.arming import armed
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import insert, table_shape, update
 
@@ -45,10 +46,6 @@ def test_a_mirror_that_starts_again_says_at_once_which_point_is_the_latest(mirro
     mirrored.run()
     (mirrored.log.path / "readers" / "mirror.json").unlink()
     mirrored.log.commit(insert(ORDERS, id=2))
-    arm("mirror.point.ready=raise")
-    try:
-        with pytest.raises(FailpointReached):
-            mirrored.run()
-    finally:
-        arm("")
+    with armed("mirror.point.ready=raise"), pytest.raises(FailpointReached):
+        mirrored.run()
     assert mirrored.progress()["point"]["offset"] == end

@@ -14,11 +14,11 @@ import pytest
 
 from pgtide.config import Config
 from pgtide.errors import PgtideError
-from pgtide.failpoints import arm
 from pgtide.log.control import record_upkeep
 from pgtide.sinks import Conflict
 from pgtide.spark import at
 from pgtide.spark.at import points
+from tests.arming import armed
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import Change, insert, model, table_shape, update
 from tests.spark.test_barriers import ask
@@ -108,12 +108,9 @@ def test_kept_points_stay_readable_and_others_are_refused(mirrored: Mirrored) ->
 def test_trouble_of_upkeep_is_told_and_stops_nothing(mirrored: Mirrored) -> None:
     mirrored.log.commit(insert(ORDERS, id=1), insert(ITEMS, id=1, region="n"))
     mirrored.run()
-    arm("mirror.upkeep.compacted=raise,mirror.points.pruned=raise")
-    try:
+    with armed("mirror.upkeep.compacted=raise,mirror.points.pruned=raise"):
         mirrored.log.commit(insert(ORDERS, id=7, amount=7))
         keeping(mirrored).run()
-    finally:
-        arm("")
     told = mirrored.progress()["upkeep"]["errors"]
     assert sorted(told) == ["`lake`.`pgtide`.`points`", "public.items", "public.orders"]
     assert set(mirrored.states().values()) == {"streaming"}
