@@ -123,6 +123,22 @@ def test_a_table_that_is_loaded_anew_is_never_seen_empty_or_half(shop: Shop, mon
         assert requested_reloads(shop.config.log_location) == ()
 
 
+@pytest.mark.timeout(600)
+def test_table_that_is_renamed_gets_a_mirror_of_its_new_name_and_the_old_one_stays(shop: Shop) -> None:
+    """With a change of a row after the renaming, and without."""
+    with shop.capturing():
+        with shop.mirroring("public.customers", "public.orders", "public.empty"):
+            shop.database.execute(
+                "ALTER TABLE empty RENAME TO idle",
+                "ALTER TABLE customers RENAME TO clients",
+                "INSERT INTO clients VALUES (30, 'new')",
+            )
+            equal(shop, lambda: False, "public.clients", "public.orders", "public.idle")
+            assert shop.spark.table(target_of(shop.config, "public.customers")).count() == 20
+        shop.database.execute("INSERT INTO clients VALUES (31, 'newer')")
+        shop.mirror_until_equal("public.clients", "public.orders", "public.idle")
+
+
 DRIVER = """
 import sys, threading
 from pathlib import Path

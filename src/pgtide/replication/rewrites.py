@@ -1,4 +1,4 @@
-"""What the catalog shows of changes to a table that the stream does not send: its files, and a stamp on each attribute.
+"""What the catalog shows of changes to a table that the stream does not send: name, files, a stamp on each attribute.
 
 A rewrite gives a table another file (`relfilenode`).  So do TRUNCATE, which is sent, and VACUUM FULL or CLUSTER, which
 leave values as they are; but those leave the rows of pg_attribute as they are too, and whatever gives rows other values
@@ -12,7 +12,7 @@ from typing import Any
 
 from pgtide.replication.connect import Connection, postgres_errors
 
-State = dict[str, Any]  # {"files": {oid: relfilenode}, "attributes": {attnum: {…}}}, as JSON has it
+State = dict[str, Any]  # {"name": …, "files": {oid: relfilenode}, "attributes": {attnum: {…}}}, as JSON has it
 
 # Types that become wider with every value as it was: integers and floats, whose rewrite mirrors can follow.
 _WIDER = {(21, 23), (21, 20), (23, 20), (700, 701)}
@@ -65,6 +65,7 @@ WITH RECURSIVE tree AS (
     FROM tree JOIN pg_class c USING (oid) JOIN pg_inherits i ON i.inhparent = c.oid WHERE c.relkind = 'p'
 )
 SELECT c.oid::int8, json_build_object(
+    'name', json_build_array(c.relnamespace::regnamespace::text, c.relname),
     'files', (SELECT json_object_agg(leaf.oid, leaf.relfilenode::int8) FROM tree JOIN pg_class leaf USING (oid)
               WHERE tree.root = c.oid AND leaf.relkind = 'r'),
     'attributes', (SELECT json_object_agg(a.attnum, json_build_object(

@@ -14,6 +14,7 @@ from pgtide.log.control import Alteration, alterations
 from pgtide.log.reader import LogReader
 from pgtide.log.storage import Location
 from pgtide.lsn import parse_lsn
+from pgtide.schema import TableShape
 from pgtide.sinks import Mark
 from pgtide.spark.apply import Applier, MirrorTable
 
@@ -40,6 +41,11 @@ class Alterations:
             self._noted = found
         due = {oid for oid in self._unseen if _place(reader, self._noted[oid].seen_lsn) <= done}
         return due, max((self._noted[oid].seen_lsn for oid in due), default=0)
+
+    def shapes(self, relation_oids: set[int]) -> dict[int, TableShape]:
+        """What is noted of these tables' columns and names."""
+        noted = {oid: self._noted[oid].shape for oid in relation_oids}
+        return {oid: shape for oid, shape in noted.items() if shape is not None}
 
     def followed(self, relation_oids: set[int]) -> None:
         """These are done with, or have parked their tables, which come again by themselves."""

@@ -238,14 +238,25 @@ class Mirror:
             table.needs_from = self._done
             self._joining.begin(table, self._stop, beside=True)
 
+    def _is_known(self, shape: TableShape) -> bool:
+        """A table that was renamed is not: it gets a mirror of its new name, and the old one stays as it was."""
+        table = self._tables.get(shape.relation_oid)
+        return table is not None and table.target == target_of(self._config, shape.qualified_name)
+
     def _take_in(self, shapes: dict[int, TableShape], oids: Iterable[int]) -> None:
         for oid in oids:
-            if oid in self._tables or oid not in shapes:
+            if oid not in shapes or self._is_known(shapes[oid]):
                 continue
             table = MirrorTable(shapes[oid], target_of(self._config, shapes[oid].qualified_name))
             # A table that was dropped and made again has the name of one that is captured no more.
             others = {oid: old for oid, old in self._tables.items() if old.target != table.target}
             self._tables = {**others, oid: table}  # in one go: loads that report go through it in other threads
+
+    def _take_in_unknown(self, shapes: dict[int, TableShape]) -> None:
+        unknown = [oid for oid, shape in shapes.items() if not self._is_known(shape)]
+        self._take_in(shapes, unknown)
+        for oid in unknown:
+            self._examine(self._tables[oid])
 
     def _join_loaded(self) -> None:
         """Tables that were loaded meanwhile go on with the others."""
@@ -255,6 +266,8 @@ class Mirror:
             table = load.table
             if isinstance(error, LogError):
                 raise error
+            if self._tables.get(table.shape.relation_oid) is not table:
+                continue  # it was renamed meanwhile
             table.load_error = str(error) if error is not None else ""
             if error is None:
                 joined.append(load)
@@ -358,10 +371,9 @@ class Mirror:
     def _run_batch(self, to: int) -> None:
         latest = {piece.relation_oid: piece.entry.fingerprint for piece in self._reader.plan(self._done, to)}
         touched = {oid: self._reader.shape(oid, fingerprint) for oid, fingerprint in latest.items() if oid}
-        new = [oid for oid in touched if oid not in self._tables and (oid in self._histories or not self._histories)]
-        self._take_in(touched, new)
-        for oid in new:
-            self._examine(self._tables[oid])
+        self._take_in_unknown(
+            {oid: shape for oid, shape in touched.items() if oid in self._histories or not self._histories}
+        )
         now = time.monotonic()
         due = [table for oid, table in self._tables.items() if _is_due(table, now, touched=oid in touched)]
         self._each(due, lambda table: self._advance(table, to))
@@ -414,7 +426,10 @@ class Mirror:
         """Tables that were altered without a change of a row."""
         due, lsn = self._alterations.look(self._reader, self._done)
         if due:
-            tables = [table for oid, table in self._tables.items() if oid in due and _is_streaming(table)]
+            shapes = self._alterations.shapes(due)
+            self._take_in_unknown({oid: shape for oid, shape in shapes.items() if oid in self._tables})
+            tables = [self._tables[oid] for oid in due & self._tables.keys()]
+            tables = [table for table in tables if _is_streaming(table) or _is_untouched(table)]
             self._each(tables, lambda table: self._advance(table, self._done))
             self._alterations.followed(due)
             if self._config.snapshot.initial == "bulk":
