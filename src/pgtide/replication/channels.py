@@ -1,7 +1,7 @@
 """Two ways to the bytes of a replication stream, behind one interface.
 
 Through libpq: any connection, TLS included; one Python call per message.  From the socket itself, where nothing is
-encrypted: libpq does the handshake, then whole buffers are received and frames are walked at 0.14 µs each.
+encrypted: libpq does the handshake, then whole buffers are received, and `frame_walk` finds the frames in them.
 START_REPLICATION then goes out on the socket too, because through libpq a part of the first message may stay in its
 buffer.
 """
@@ -26,10 +26,11 @@ import psycopg
 from psycopg import pq
 
 from pgtide.errors import DecodeError, NoBinaryFormError, PgtideError, SlotError, TransientError
+from pgtide.replication.frame_walk import frame_bounds
 from pgtide.replication.slot import START_OVER
 
 PADDING_BYTES = 64  # decoders may look that far beyond the last message
-_RECEIVE_BYTES = 1 << 20
+_RECEIVE_BYTES = 4 << 20
 _MESSAGE_MAX_BYTES = (1 << 30) + (1 << 16)  # Postgres allocates no more than 1 GiB at once
 _FRAME = struct.Struct(">cI")
 _length_at = struct.Struct(">xI").unpack_from
@@ -65,8 +66,14 @@ class Channel(Protocol):
 
     def fileno(self) -> int: ...
 
-    def receive(self) -> Received | None:
-        """Whole messages that have arrived, without waiting; None if there is none yet."""
+    def receive(self) -> int:
+        """Takes in what has arrived, without waiting; how many bytes that were.
+
+        The end of the stream is told only when everything before it was handed on.
+        """
+
+    def messages(self) -> Received | None:
+        """The whole messages of all that was received since the last call; None if there is none yet."""
 
     def send(self, payload: bytes) -> None:
         """Sends one CopyData message."""
@@ -94,22 +101,6 @@ def _gss_encrypted(connection: psycopg.Connection[Any]) -> bool:
     return bool(row and row[0])
 
 
-def frame_bounds(buffer: bytearray, begin: int, end: int) -> npt.NDArray[np.int64]:
-    """Where each whole frame begins, and where the last one ends.
-
-    A chain of lengths, so one after the other: 0.14 µs each; the one loop per message.
-    """
-    starts: list[int] = []
-    add, position, last = starts.append, begin, end - 5
-    while position <= last:
-        following = position + 1 + _length_at(buffer, position)[0]
-        if following > end:
-            break
-        add(position)
-        position = following
-    return np.array([*starts, position], np.int64)
-
-
 def wait_for_answer(descriptor: int, deadline: float, stop: threading.Event) -> None:
     """Waits until there is something to read."""
     while not select.select([descriptor], [], [], _STOP_POLL_S)[0]:
@@ -125,6 +116,7 @@ class LibpqChannel:
         self._pgconn = connection.pgconn
         self._slot = slot
         self._available = array.array("i", [0])
+        self._received: list[bytes | memoryview] = []  # and not yet handed on
         self._over = False
 
     def start(self, command: bytes, stop: threading.Event) -> None:
@@ -143,11 +135,10 @@ class LibpqChannel:
     def fileno(self) -> int:
         return self._pgconn.socket
 
-    def receive(self) -> Received | None:
+    def receive(self) -> int:
         if self._over:
-            raise self._error(self._pgconn.get_result())
-        messages: list[bytes | memoryview] = []
-        add, get = messages.append, self._pgconn.get_copy_data
+            return 0
+        add, get = self._received.append, self._pgconn.get_copy_data
         taken, arrived, emptied = 0, self._arrived_bytes(), False
         while taken < _RECEIVE_BYTES:
             try:
@@ -158,18 +149,22 @@ class LibpqChannel:
                 add(data)
                 taken += length
             elif length < 0:
-                self._over = True  # libpq has left COPY mode: only the result is left, for the next call
-                if messages:
-                    break
-                raise self._error(self._pgconn.get_result())
-            elif emptied or (messages and taken >= arrived):
+                self._over = True  # libpq has left COPY mode: only the result is left
+                break
+            elif emptied or (taken and taken >= arrived):
                 break  # what trickles in meanwhile can wait for the next call
             else:
                 # Under TLS this reads one record, and the server sends each message as one.  The end of a long record
                 # may stay inside OpenSSL, where poll() does not see it: so once more after the socket is empty.
                 emptied = not self._arrived_bytes()
                 self._consume()
+        return taken
+
+    def messages(self) -> Received | None:
+        messages, self._received = self._received, []
         if not messages:
+            if self._over:
+                raise self._error(self._pgconn.get_result())
             return None
         lengths = np.fromiter(map(len, messages), np.int64, len(messages))
         ends = np.cumsum(lengths)
@@ -209,6 +204,7 @@ class SocketChannel:
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
         self._buffer = bytearray(_RECEIVE_BYTES + PADDING_BYTES)
         self._begin = self._end = 0  # received and not yet handed on
+        self._walked = 0  # up to here it was looked for whole messages
         self._over = False
 
     def start(self, command: bytes, stop: threading.Event) -> None:
@@ -234,9 +230,9 @@ class SocketChannel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def receive(self) -> Received | None:
+    def receive(self) -> int:
         if self._over:  # the end of the stream is in the buffer already: nothing more will come
-            return self._whole_messages()
+            return 0
         self._make_room()
         room = memoryview(self._buffer)[:-PADDING_BYTES]
         before = self._end
@@ -245,15 +241,14 @@ class SocketChannel:
             while self._end < len(room):
                 received = self._socket.recv_into(room[self._end :])
                 if not received:
-                    if self._end > before:
-                        break  # said by the next call
-                    raise TransientError("the server closed the connection")
+                    raise ConnectionResetError("the server closed it")
                 self._end += received
         except BlockingIOError:
             pass
         except OSError as error:
-            raise TransientError(f"the connection to Postgres was lost: {error}") from error
-        return self._whole_messages() if self._end > before else None
+            if self._end == self._walked:  # else said by a later call: what came before may tell the reason
+                raise TransientError(f"the connection to Postgres was lost: {error}") from error
+        return self._end - before
 
     def send(self, payload: bytes) -> None:
         # A status message is small, and the server reads them: a full send buffer means that the connection is dead.
@@ -275,7 +270,7 @@ class SocketChannel:
         left = self._end - self._begin
         if self._begin:
             self._buffer[:left] = self._buffer[self._begin : self._end]
-            self._begin, self._end = 0, left
+            self._begin, self._end, self._walked = 0, left, self._walked - self._begin
         if left >= 5:
             length = 1 + _length_at(self._buffer, 0)[0]
             if length > _MESSAGE_MAX_BYTES:
@@ -284,11 +279,14 @@ class SocketChannel:
                 grown = bytearray(length + PADDING_BYTES)
                 grown[:left] = self._buffer[:left]
                 self._buffer = grown
-        if left == 0 and len(self._buffer) > 16 * _RECEIVE_BYTES:
+        if left == 0 and len(self._buffer) > 4 * _RECEIVE_BYTES:
             self._buffer = bytearray(_RECEIVE_BYTES + PADDING_BYTES)
 
-    def _whole_messages(self) -> Received | None:
+    def messages(self) -> Received | None:
+        if self._end == self._walked and not self._over:
+            return None
         buffer, bounds = self._buffer, frame_bounds(self._buffer, self._begin, self._end)
+        self._walked = self._end
         if len(bounds) == 1:
             return None
         kinds = np.frombuffer(buffer, np.uint8)[bounds[:-1]]

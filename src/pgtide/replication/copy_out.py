@@ -20,7 +20,8 @@ import numpy.typing as npt
 import psycopg
 
 from pgtide.errors import DecodeError, TransientError
-from pgtide.replication.channels import PADDING_BYTES, Received, frame_bounds, is_encrypted
+from pgtide.replication.channels import PADDING_BYTES, Received, is_encrypted
+from pgtide.replication.frame_walk import frame_bounds
 
 _BUFFER_BYTES = 8 << 20
 _ROWS_MAX = 50_000

@@ -28,6 +28,11 @@ from pgtide.replication.channels import Received, open_channel
 # and 60 % of a walsender's time goes there: a million rows took it 5.5 s of CPU, and 2.8 s with this.  32 KiB and less
 # stall it; between machines a small window costs a round trip each time it fills.
 _WINDOW_BYTES = 128 << 10
+# A feed costs 1 to 2 ms before its first row.  Where a turn brings this much, more than 10 MB come in a second: then
+# feeds wait for one another, up to these limits.  The socket is emptied all the same, so that the server goes on.
+_FAST_TURN_BYTES = 128 << 10
+_GATHERED_BYTES = 2 << 20
+_GATHERED_S = 0.025
 _POSTGRES_EPOCH_US = 946_684_800_000_000
 _STATUS = struct.Struct(">cQQQqB")
 
@@ -67,9 +72,14 @@ class ReplicationStream:
         self._arrived.register(self._wake_read, select.POLLIN)
         self._batch_wait_s = batch_wait_ms / 1000
         self._emptied_at: float | None = None  # when messages were taken last; None once it has gone quiet
+        self._gathered_from: float | None = None  # since when messages are gathered that are not handed on yet
+        self._gathered_bytes = 0
 
     def read(self, wait_ms: int) -> Received | None:
-        """Messages that have arrived; waits for some at most `wait_ms`.  Each payload begins with 'w' or 'k'."""
+        """Messages that have arrived; waits for some at most `wait_ms`.  Each payload begins with 'w' or 'k'.
+
+        None if there is nothing, or nothing yet: while much comes it is gathered for some turns.
+        """
         something = False
         if self._emptied_at is None:
             something = bool(self._arrived.poll(wait_ms))
@@ -79,11 +89,26 @@ class ReplicationStream:
                 self._take_wakes()
                 return None  # woken to answer the server; what is arriving may go on arriving
         self._take_wakes()
-        received = self._channel.receive()
+        arrived_bytes, now = self._channel.receive(), time.monotonic()
+        if self._gathers(arrived_bytes, now):
+            self._emptied_at = now
+            return None
+        received = self._channel.messages()
         # After the first bytes in a while it is looked once more, even if they were no whole message: under TLS the
         # rest may have been decrypted and wait inside OpenSSL, where poll() does not see it.
-        self._emptied_at = time.monotonic() if something or received is not None else None
+        self._emptied_at = now if something or received is not None else None
         return received
+
+    def _gathers(self, arrived_bytes: int, now: float) -> bool:
+        """Whether what has arrived waits for more."""
+        if self._gathered_from is None:
+            self._gathered_from, self._gathered_bytes = now, 0
+        self._gathered_bytes += arrived_bytes
+        fast = arrived_bytes >= _FAST_TURN_BYTES
+        if fast and self._gathered_bytes < _GATHERED_BYTES and now < self._gathered_from + _GATHERED_S:
+            return True
+        self._gathered_from = None
+        return False
 
     def _take_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):
