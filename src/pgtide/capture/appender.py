@@ -199,14 +199,14 @@ class Appender:
         if pieces:
             with watch.flush_seconds.time():
                 self._write_or_wait(lambda: self._writer.write(pieces))
-            watch.transactions.inc(sum(int(pc.sum(piece.transactions["ends"]).as_py()) for piece in pieces))
-            for piece in pieces:
-                self._note_commit(piece.transactions)
+            watch.transactions.inc(sum(piece.transactions["ends"].true_count for piece in pieces))
+            self._note_commit(*(piece.transactions for piece in pieces))
         if idle_lsn and not self._writer.unfinished:
             self._write_or_wait(lambda: self._writer.advance(idle_lsn))
 
-    def _note_commit(self, transactions: pa.RecordBatch) -> None:
-        self.last_commit_s = newest_commit_s(transactions) or self.last_commit_s
+    def _note_commit(self, *written: pa.RecordBatch) -> None:
+        newest_first = (newest_commit_s(transactions) for transactions in reversed(written))
+        self.last_commit_s = next(filter(None, newest_first), self.last_commit_s)
 
     def _write_or_wait(self, step: Callable[[], None]) -> None:
         """Does one step on the log.  After a failure: a new epoch, then the same step with the same rows.

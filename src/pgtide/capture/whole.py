@@ -230,7 +230,7 @@ def _transactions(spans: _Spans, kept: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         pa.array(fields["xid"].astype(np.uint32)),
         pa.array(fields["commit_lsn"].astype(np.uint64)),
         pa.array(fields["end_lsn"].astype(np.uint64)),
-        pa.array(fields["timestamp_us"].astype(np.int64)).cast(TIMESTAMP),
+        pa.array(fields["timestamp_us"].astype(np.int64)).view(TIMESTAMP),
         zeros,
         zeros,
         pa.array((spans.stops - spans.starts)[kept]),

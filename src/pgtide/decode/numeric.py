@@ -41,12 +41,17 @@ class _Headers:
         cells.require(cells.length == 8 + 2 * self.digits, "a numeric has another length than its header says")
         self.finite: Bools = (self.sign == output.NUMERIC_POSITIVE) | (self.sign == output.NUMERIC_NEGATIVE)
 
+    def powers(self, precision: int, scale: int) -> list[int]:
+        """Those powers of 10,000 of a decimal(precision, scale) in which one of the values has a digit."""
+        least, greatest = int(self.lowest.min(initial=0)), int(self.weight.max(initial=0))
+        return [power for power in _powers(precision, scale) if least <= power <= greatest]
+
 
 def _unscaled_64(cells: Cells, headers: _Headers, precision: int, scale: int) -> I64:
     """Value × 10**scale where precision ≤ 18; all digits must lie within it."""
     total = np.zeros(len(cells), np.int64)
     first = cells.start + 8
-    for power in _powers(precision, scale):
+    for power in headers.powers(precision, scale):
         place = headers.weight - power
         inside = (place >= 0) & (place < headers.digits)
         digit = cells.views.u2[first + 2 * (place * inside)] * inside.astype(np.int64)
@@ -60,7 +65,7 @@ def _unscaled_128(cells: Cells, headers: _Headers, precision: int, scale: int) -
     """Value × 10**scale for up to 38 digits, as high and low 64 bits of its magnitude."""
     high, low = np.zeros(len(cells), np.uint64), np.zeros(len(cells), np.uint64)
     first = cells.start + 8
-    for power in _powers(precision, scale):
+    for power in headers.powers(precision, scale):
         place = headers.weight - power
         inside = (place >= 0) & (place < headers.digits)
         digit = cells.views.u2[first + 2 * (place * inside)].astype(np.uint64) * inside

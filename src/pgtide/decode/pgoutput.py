@@ -26,9 +26,10 @@ from pgtide.schema import TableShape
 
 _IS_ROW = letters("IUD")
 _IS_ONE_CHANGE = letters("IUDM")
+_DESCRIBES = letters("RbP")  # relations, and whose they are
 _HAS_NAME = letters("O" + "".join(GID_AT))
 _RELATION, _TRUNCATE, _MESSAGE, _ORIGIN = ord("R"), ord("T"), ord("M"), ord("O")
-_BEGIN_PREPARE, _PREPARE = ord("b"), ord("P")
+_BEGIN_PREPARE = ord("b")
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class Decoder:
     def _relation_versions(self, messages: Messages) -> dict[int, list[tuple[int, Relation]]]:
         """Relations described in this feed: oid → (index of the message from which it counts, relation)."""
         versions: dict[int, list[tuple[int, Relation]]] = {}
-        for index in np.flatnonzero(np.isin(messages.kind, (_RELATION, _BEGIN_PREPARE, _PREPARE))).tolist():
+        for index in np.flatnonzero(_DESCRIBES[messages.kind]).tolist():
             if messages.kind[index] != _RELATION:
                 begins = messages.kind[index] == _BEGIN_PREPARE
                 self._prepared_xid = int(messages.views.u4[messages.body[index] + PREPARED_XID_AT]) if begins else 0

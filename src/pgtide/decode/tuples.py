@@ -56,9 +56,8 @@ def walk_tuples(views: Views, at: I64, ends: I64, columns: int) -> tuple[list[Ra
 def _walk_column(views: Views, at: I64, ends: I64) -> tuple[RawColumn, I64]:
     kind = views.u1[at]
     start = at + 5
-    length = views.i4[at + 1].astype(np.int64)
+    length = views.u4[at + 1].astype(np.int64)  # unsigned: what was negative leads outside
     if (kind == BINARY).all():
-        _not_negative(length)
         after = start + length
         _inside(after, ends)
         return RawColumn(None, start, length), after
@@ -68,7 +67,6 @@ def _walk_column(views: Views, at: I64, ends: I64) -> tuple[RawColumn, I64]:
         )
     has_value = _HAS_VALUE[kind]
     length *= has_value
-    _not_negative(length)
     start = at + np.where(has_value, 5, 1)
     after = start + length
     _inside(after, ends)
