@@ -14,7 +14,7 @@ from tests.spark.shop import Shop, beside, open_shop
 from tests.spark.test_verify import verify
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("rounds", "transactions"), [(2, 150), pytest.param(20, 600, marks=pytest.mark.heavy)], ids=["quick", "long"]
 )
