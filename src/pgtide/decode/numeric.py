@@ -21,6 +21,7 @@ from pgtide.decode.codec import cast, text_where
 from pgtide.errors import DecodeError
 
 _U64 = npt.NDArray[np.uint64]
+_HEADER = np.dtype([("digits", ">u2"), ("weight", ">i2"), ("sign", ">u2"), ("scale", ">u2")])
 _HALF_DIGITS = 19  # 10**19 is the greatest power of ten in 64 bits: two such halves make 38 digits
 
 
@@ -29,11 +30,11 @@ class _Headers:
 
     def __init__(self, cells: Cells) -> None:
         cells.require_at_least(8)
-        views, start = cells.views, cells.start
-        self.digits = views.u2[start].astype(np.int64)
-        self.weight = views.i2[start + 2].astype(np.int64)
-        self.sign = views.u2[start + 4].astype(np.int64)
-        self.scale = views.u2[start + 6].astype(np.int64)
+        fields = cells.views.u8[cells.start].view(_HEADER)  # one gather for all four
+        self.digits = fields["digits"].astype(np.int64)
+        self.weight = fields["weight"].astype(np.int64)
+        self.sign = fields["sign"].astype(np.int64)
+        self.scale = fields["scale"].astype(np.int64)
         if cells.valid is not None:
             for field in (self.digits, self.weight, self.sign, self.scale):
                 field[~cells.valid] = 0
