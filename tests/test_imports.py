@@ -26,7 +26,7 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     "capture": NOUNS | {"replication", "decode", "transactions", "log", "snapshot"},
     "sinks": NOUNS,
     # The first load and verify read Postgres from Spark's workers; sessions are built in one place, pgtide.local.
-    "spark": NOUNS | {"log", "decode", "sinks", "local", "replication"},
+    "spark": NOUNS | {"log", "decode", "sinks", "local", "replication", "snapshot"},
     "relay": NOUNS | {"log", "spark"},
     "local": NOUNS,
     "cli": EVERYTHING,

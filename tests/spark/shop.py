@@ -18,8 +18,8 @@ from pgtide.log.reader import LogReader
 from pgtide.lsn import parse_lsn
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.iceberg_table import IcebergTable
+from pgtide.snapshot.ctid_ranges import CtidRange, parse_range
 from pgtide.spark import at
-from pgtide.spark.ctid_ranges import CtidRange, parse_range
 from pgtide.spark.mirror import Mirror
 from pgtide.spark.targets import target_of
 from tests.database import Database

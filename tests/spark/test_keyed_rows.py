@@ -10,10 +10,11 @@ import pytest
 
 from pgtide.replication.connect import connect
 from pgtide.sinks.merge import DELETE
-from pgtide.spark.copy_range import Rewritten
-from pgtide.spark.ctid_ranges import CtidRange
+from pgtide.snapshot.copy_range import Rewritten
+from pgtide.snapshot.ctid_ranges import CtidRange
+from pgtide.snapshot.table_ranges import cut, leaves
 from pgtide.spark.keyed_rows import KeyedTable, key_types, read_keys
-from pgtide.spark.source_rows import cut, leaves, source_table
+from pgtide.spark.source_rows import source_table
 from tests.database import Database
 
 

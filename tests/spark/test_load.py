@@ -33,7 +33,7 @@ def test_rows_there_before_and_changes_made_meanwhile_both_arrive(shop: Shop) ->
 
 
 def test_large_table_is_read_in_ranges_by_executors(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 5 * 8192)
+    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 5 * 8192)
     monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     with shop.capturing():
@@ -46,7 +46,7 @@ def test_large_table_is_read_in_ranges_by_executors(shop: Shop, monkeypatch: pyt
 
 
 def test_load_goes_on_where_it_was_broken_off(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 2 * 8192)
+    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 2 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     with shop.capturing():
         with armed("load.range.appended=raise@5"):  # later than the other tables have ranges: it hits orders

@@ -109,7 +109,7 @@ def test_table_that_is_locked_for_long_does_not_hold_up_the_others(
 @pytest.mark.timeout(600)
 def test_load_goes_on_when_its_connections_are_cut(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that read, and then the one that keeps the snapshot."""
-    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 4 * 8192)
+    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 4 * 8192)
     cut = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         "AND pid <> pg_backend_pid() AND state = 'idle in transaction'"

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgtide.failpoints import arm
-from pgtide.spark.ctid_ranges import CtidRange, missing
+from pgtide.snapshot.ctid_ranges import CtidRange, missing
 from tests.database import Database
 from tests.spark.shop import Shop, open_shop
 from tests.waiting import wait_for
@@ -20,7 +20,7 @@ TABLES = ("orders", "truncated", "rewritten", "altered", "keyless")
 @pytest.fixture
 def shop(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Five tables of some ranges each."""
-    monkeypatch.setattr("pgtide.spark.source_rows._RANGE_BYTES", 7 * 8192)
+    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 7 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     shop = open_shop(database, spark, tmp_path, snapshot="connections = 5")
     database.execute("DROP TABLE customers, empty", "ALTER TABLE orders ADD big text")

@@ -17,18 +17,10 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 from pgtide.replication.connect import Connection
 from pgtide.schema import Column, TableShape
 from pgtide.sinks.merge import DELETE, PREFIX
-from pgtide.spark.copy_range import (
-    SourceTable,
-    as_copied,
-    check_files,
-    columns_as_named,
-    copied,
-    in_range,
-    mapped,
-    under_snapshot,
-)
-from pgtide.spark.ctid_ranges import CtidRange
+from pgtide.snapshot.copy_range import as_copied, check_files, columns_as_named, copied, in_range, under_snapshot
+from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.spark.rows import arrow_schema
+from pgtide.spark.source_table import SourceTable, mapped
 from pgtide.types import PgType
 
 _FOUND = PREFIX + "found"

@@ -21,11 +21,11 @@ from pgtide.errors import LogError, PgtideError, TableError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
 from pgtide.sinks import Sink
+from pgtide.snapshot.copy_range import Altered, Rewritten, SnapshotGone
+from pgtide.snapshot.ctid_ranges import missing
+from pgtide.snapshot.lock_watch import LockWatch
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.connection_limit import ConnectionLimit
-from pgtide.spark.copy_range import Altered, Rewritten, SnapshotGone
-from pgtide.spark.ctid_ranges import missing
-from pgtide.spark.lock_watch import LockWatch
 from pgtide.spark.table_load import Means, Pair, TableLoad, loaded_ranges
 
 _ROUNDS_MAX = 5  # in which a table gets no further

@@ -26,14 +26,15 @@ from pgtide.errors import LogRangeError
 from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.replication.connect import Connection
 from pgtide.schema import TableShape
+from pgtide.snapshot.copy_range import Rewritten, StartAgain, check_files, under_snapshot
+from pgtide.snapshot.ctid_ranges import CtidRange
+from pgtide.snapshot.table_ranges import leaves
 from pgtide.spark.apply import DRIVER_BYTES, DRIVER_ROWS
-from pgtide.spark.copy_range import Rewritten, SourceReference, SourceTable, StartAgain, check_files, under_snapshot
-from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.fold import check_keys, moved_rows, together
 from pgtide.spark.keyed_rows import KeyedTable, key_types, read_keys
 from pgtide.spark.rows import arrow_schema, frame_of
 from pgtide.spark.source import runs_of_slices, worker_reader
-from pgtide.spark.source_rows import leaves
+from pgtide.spark.source_table import SourceReference, SourceTable
 from pgtide.types.stored import stored_text
 
 _RUN_BYTES = 8 << 20

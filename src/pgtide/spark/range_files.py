@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from pgtide.config import Config
 from pgtide.sinks import FileLayout
-from pgtide.spark.copy_range import SourceReference, SourceTable, read_range
-from pgtide.spark.ctid_ranges import CtidRange
+from pgtide.snapshot.ctid_ranges import CtidRange
+from pgtide.spark.source_table import SourceReference, SourceTable, read_range
 
 _ROW_GROUP_BYTES = 64 << 20
 _REPEATED = 0.5  # a dictionary pays when a column has less than half as many values as rows

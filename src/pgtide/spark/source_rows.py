@@ -1,7 +1,6 @@
 """A source table's rows as of a snapshot, as Spark sees them: how the first load and verify read Postgres.
 
-A table is cut into ctid ranges of about one output file each; its leaf partitions are cut as tables of their own.  Few
-rows are read in the driver; many by executors, each range over a connection of its own.
+Few rows are read in the driver; many by executors, each range over a connection of its own.
 """
 
 from __future__ import annotations
@@ -16,26 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgtide.config import Config
 from pgtide.errors import TableError, TransientError
-from pgtide.replication.catalog import Catalog
-from pgtide.replication.connect import Connection, postgres_errors
-from pgtide.replication.published import published_tables
+from pgtide.replication.connect import Connection
 from pgtide.replication.server import OtherServerError
-from pgtide.spark.copy_range import (
-    Altered,
-    Cancelled,
-    Rewritten,
-    SnapshotGone,
-    SourceReference,
-    SourceTable,
-    StartAgain,
-    dropped,
-    read_range,
-    under_snapshot,
-)
-from pgtide.spark.ctid_ranges import CtidRange
+from pgtide.snapshot.copy_range import Altered, Cancelled, Rewritten, SnapshotGone, StartAgain
+from pgtide.snapshot.ctid_ranges import CtidRange
+from pgtide.snapshot.table_ranges import table_as_of
 from pgtide.spark.rows import arrow_schema, table_schema
+from pgtide.spark.source_table import SourceReference, SourceTable, read_range
 
-_RANGE_BYTES = 64 << 20
 _DRIVER_BYTES = 16 << 20
 _BLOCK_BYTES = 8192  # as nearly every server has it; only to guess
 
@@ -44,72 +31,9 @@ def source_table(
     connection: Connection, relation_oid: int, snapshot: str, server_started: str, publications: Sequence[str]
 ) -> SourceTable:
     """The table as of the snapshot: the columns and rows that the stream carries from there on."""
-    with under_snapshot(connection, [relation_oid], snapshot):
-        shape = Catalog(connection).shapes([relation_oid], publications).get(relation_oid)
-        published = published_tables(connection, publications, [relation_oid]).get(relation_oid)
-    if shape is None:
-        raise dropped(f"the table with oid {relation_oid}")
-    row_filter = published.row_filter if published else None
-    return SourceTable(shape, table_schema(shape), snapshot, server_started, row_filter)
-
-
-def leaves(connection: Connection, table: SourceTable) -> list[int]:
-    """The tables that have the rows: the table itself, or its leaf partitions."""
-    oid = table.shape.relation_oid
-    with postgres_errors(f"reading {table.shape.qualified_name}"):
-        found = connection.execute(
-            "SELECT c.oid::int8, c.relkind::text, t.relid::regclass::text "
-            "FROM pg_catalog.pg_partition_tree(%s) t JOIN pg_catalog.pg_class c ON c.oid = t.relid "
-            "WHERE t.isleaf ORDER BY 1",
-            [oid],
-        ).fetchall()
-    for _, relkind, name in found:
-        if relkind == "f":
-            raise TableError(
-                f"{table.shape.qualified_name}: its partition {name} is a foreign table, whose changes nobody sends.",
-                remedy=f'Detach it, or leave the table out: source.tables = [..., "!{table.shape.qualified_name}"]',
-            )
-    return [row[0] for row in found] or [oid]
-
-
-def cut(connection: Connection, table: SourceTable) -> list[CtidRange]:
-    """All ranges of the table, each of about one output file; the last one of each leaf is open at its end."""
-    ranges = []
-    for leaf in leaves(connection, table):
-        # The size is read after the snapshot is taken: the other way round rows could lie beyond it.
-        with under_snapshot(connection, [leaf], table.snapshot):
-            size = connection.execute(
-                "SELECT c.relfilenode::int8, pg_relation_size(c.oid) / current_setting('block_size')::int8, "
-                "       pg_relation_size(c.oid) + coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) "
-                "FROM pg_catalog.pg_class c WHERE c.oid = %s",
-                [leaf],
-            ).fetchone()
-        if size is None:
-            continue  # attached after the snapshot was taken
-        file, blocks, length_bytes = size
-        step = max(1, _RANGE_BYTES * blocks // max(length_bytes, 1))
-        starts = list(range(0, max(blocks, 1), step))
-        ranges += [CtidRange(leaf, file, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
-    return ranges
-
-
-def file_blocks(connection: Connection, relation_oid: int) -> int:
-    """How many blocks the table or leaf has now."""
-    with postgres_errors("reading the source"):
-        row = connection.execute(
-            "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int8", [relation_oid]
-        ).fetchone()
-    return int(row[0] or 0) if row else 0
-
-
-def table_bytes(connection: Connection, table: SourceTable) -> int:
-    """What the table takes in the source, large values included."""
-    with postgres_errors(f"reading {table.shape.qualified_name}"):
-        row = connection.execute(
-            "SELECT sum(pg_table_size(leaf::oid::regclass))::int8 FROM unnest(%s::int8[]) leaf",
-            [leaves(connection, table)],
-        ).fetchone()
-    return int(row[0] or 0) if row else 0
+    found = table_as_of(connection, relation_oid, snapshot, server_started, publications)
+    columns = table_schema(found.shape)
+    return SourceTable(found.shape, snapshot, server_started, found.row_filter, columns=columns)
 
 
 def rows_here(connection: Connection, table: SourceTable, ranges: Sequence[CtidRange]) -> pa.Table | None:

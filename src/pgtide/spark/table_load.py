@@ -23,23 +23,17 @@ from pgtide.replication.publication import publication_names
 from pgtide.replication.server import OtherServerError, Server
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
+from pgtide.snapshot.copy_range import Cancelled, ReadLimits, SnapshotGone, StartAgain
+from pgtide.snapshot.ctid_ranges import CtidRange, missing, parse_range, together
+from pgtide.snapshot.lock_watch import LockWatch
+from pgtide.snapshot.table_ranges import cut, file_blocks, table_bytes
 from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.connection_limit import ConnectionLimit
-from pgtide.spark.copy_range import Cancelled, ReadLimits, SnapshotGone, SourceTable, StartAgain
-from pgtide.spark.ctid_ranges import CtidRange, missing, parse_range, together
-from pgtide.spark.lock_watch import LockWatch
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
 from pgtide.spark.range_files import files_by_executors
 from pgtide.spark.rows import frame_of
-from pgtide.spark.source_rows import (
-    cut,
-    errors_of_workers,
-    file_blocks,
-    rows_by_executors,
-    rows_here,
-    source_table,
-    table_bytes,
-)
+from pgtide.spark.source_rows import errors_of_workers, rows_by_executors, rows_here, source_table
+from pgtide.spark.source_table import SourceTable
 from pgtide.spark.targets import layout_for
 
 _RANGES_PER_CONNECTION = 4  # a commit costs as much as reading 16 MiB; what a kill loses is no more than one group

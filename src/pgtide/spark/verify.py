@@ -30,14 +30,15 @@ from pgtide.replication.server import Server
 from pgtide.schema import TableShape
 from pgtide.sinks.iceberg import stored_type
 from pgtide.sinks.merge import DELETED
+from pgtide.snapshot.ctid_ranges import CtidRange
+from pgtide.snapshot.table_ranges import cut
 from pgtide.spark.at import Point, at
 from pgtide.spark.comparison import Comparison, compare, described
-from pgtide.spark.copy_range import SourceTable
-from pgtide.spark.ctid_ranges import CtidRange
 from pgtide.spark.exact_pair import ExactPair, exact_pair
 from pgtide.spark.request_point import Limits, Tell, publish_at
 from pgtide.spark.rows import table_schema
-from pgtide.spark.source_rows import cut, errors_of_workers, rows_by_executors, rows_here
+from pgtide.spark.source_rows import errors_of_workers, rows_by_executors, rows_here
+from pgtide.spark.source_table import SourceTable
 
 _PAIRS_MAX = 5  # a mirror that is beyond each of so many has something else wrong
 _ROUNDS_MAX = 3
@@ -158,10 +159,10 @@ class Verifier:
         return {
             oids[oid]: SourceTable(
                 shape,
-                table_schema(shape),
                 pair.snapshot,
                 pair.server_started,
                 published[oid].row_filter if oid in published else None,
+                columns=table_schema(shape),
             )
             for oid, shape in shapes.items()
         }

@@ -1,4 +1,4 @@
-"""Reading one ctid range of a table under an imported snapshot, as Arrow: runs in the driver or in an executor.
+"""Reading one ctid range of a table under an imported snapshot, as columns that the log stores.
 
 TRUNCATE and rewrites are not MVCC-safe: a reader whose snapshot is older sees an empty table.  So the table is locked
 first (which takes no snapshot), then the snapshot is imported, and after the rows the file as of the snapshot is
@@ -6,8 +6,6 @@ compared with the one now: if they differ, what was read means nothing.  The loc
 
 Columns are found by name, and names are those of now, while the rows are those of the snapshot: the names are compared
 before and after, so that two columns that have swapped theirs are not taken for each other.
-
-Executors get a reference to the source, not its credentials: they read the configuration themselves.
 """
 
 from __future__ import annotations
@@ -15,22 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from pyspark.sql.types import StructType
 
-from pgtide.config import load_config
 from pgtide.decode import Frames, copied_as_text, decode_copy
 from pgtide.errors import PgtideError, TableError, TransientError
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.copy_out import copy_out
-from pgtide.replication.server import Server
 from pgtide.schema import Column, TableShape
-from pgtide.spark.ctid_ranges import CtidRange
-from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column
+from pgtide.snapshot.ctid_ranges import CtidRange
 
 _LOCK_TIMEOUT_MS = 10_000
 
@@ -56,20 +49,6 @@ class StartAgain(TableError):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceReference:
-    """Where to find the source's connection string; holds no secret itself."""
-
-    config_file: str
-    timeout_s: float
-    server_started: str  # the server that has the snapshot
-    standby: bool = False  # it is the one of source.read_from
-
-    def open(self) -> Connection:
-        dsn = load_config(Path(self.config_file)).source.read_dsn(standby=self.standby)
-        return Server(dsn, self.server_started).connect(timeout_s=self.timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
 class ReadLimits:
     """How to read with regard for others."""
 
@@ -81,11 +60,10 @@ NO_LIMITS = ReadLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class SourceTable:
+class TableAsOf:
     """What to read of a table, and as of when."""
 
     shape: TableShape
-    columns: StructType  # of the rows, as the lake has them
     snapshot: str
     server_started: str  # the server that has the snapshot
     row_filter: str | None = None  # what its publication lets through, as the server prints it
@@ -182,16 +160,15 @@ def _listed(columns: set[tuple[int, str]]) -> str:
     return ", ".join(f"column {name}" for _, name in sorted(columns))
 
 
-def read_range(connection: Connection, table: SourceTable, part: CtidRange) -> Iterator[pa.RecordBatch]:
-    """The rows of a range with the lake's columns.  Complete only if the iterator ends without an error."""
+def stored_rows(connection: Connection, table: TableAsOf, part: CtidRange) -> Iterator[pa.RecordBatch]:
+    """The rows of a range as the log stores them.  Complete only if the iterator ends without an error."""
     leaf = part.relation_oid
     with (
         columns_as_named(connection, table.shape),
         under_snapshot(connection, [leaf], table.snapshot, table.limits) as names,
     ):
         check_files(connection, [part])
-        for rows in copied(connection, table.shape, _query(table, names[leaf], part)):
-            yield mapped(table.shape, rows, table.columns)
+        yield from copied(connection, table.shape, _query(table, names[leaf], part))
 
 
 def check_files(connection: Connection, parts: Iterable[CtidRange]) -> None:
@@ -213,24 +190,12 @@ def copied(connection: Connection, shape: TableShape, query: sql.Composed) -> It
             yield rows
 
 
-def mapped(shape: TableShape, rows: pa.RecordBatch, schema: StructType) -> pa.RecordBatch:
-    """Stored columns as the mirror table has them; columns that the source no longer has are null."""
-    wanted = arrow_schema(schema)
-    by_name = {column.name: column for column in shape.columns}
-    arrays = []
-    for field in wanted:
-        column = by_name.get(field.name)
-        array = pa.nulls(rows.num_rows) if column is None else lake_column(column, column, rows, DEFAULT_POLICY)
-        arrays.append(array if array.type == field.type else array.cast(field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-
 def as_copied(column: Column, value: sql.Composable) -> sql.Composable:
     """What a COPY selects for a column: its value, or the text of it (`decode_copy` expects the same)."""
     return sql.SQL("{}::text").format(value) if copied_as_text(column.type) else value
 
 
-def _query(table: SourceTable, name: str, part: CtidRange) -> sql.Composed:
+def _query(table: TableAsOf, name: str, part: CtidRange) -> sql.Composed:
     columns = sql.SQL(", ").join(as_copied(column, sql.Identifier(column.name)) for column in table.shape.columns)
     condition = in_range(part)
     if table.row_filter is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgtide.spark.ctid_ranges import CtidRange, missing, parse_range, together
+from pgtide.snapshot.ctid_ranges import CtidRange, missing, parse_range, together
 
 END = 12  # "open" reaches as far as any range of the test
 

@@ -11,9 +11,11 @@ import pytest
 
 from pgtide.replication.connect import Connection, connect
 from pgtide.replication.server import reached
-from pgtide.spark.copy_range import Cancelled, ReadLimits, SourceTable, read_range
-from pgtide.spark.lock_watch import LockWatch
-from pgtide.spark.source_rows import cut, source_table
+from pgtide.snapshot.copy_range import Cancelled, ReadLimits
+from pgtide.snapshot.lock_watch import LockWatch
+from pgtide.snapshot.table_ranges import cut
+from pgtide.spark.source_rows import source_table
+from pgtide.spark.source_table import SourceTable, read_range
 from tests.database import Database
 from tests.waiting import wait_for
 

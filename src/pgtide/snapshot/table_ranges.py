@@ -1,0 +1,88 @@
+"""A table as of a database snapshot, and its cut into ctid ranges of about the same size.
+
+Leaf partitions are cut as tables of their own: they have the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgtide.errors import TableError
+from pgtide.replication.catalog import Catalog
+from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.published import published_tables
+from pgtide.snapshot.copy_range import TableAsOf, dropped, under_snapshot
+from pgtide.snapshot.ctid_ranges import CtidRange
+
+_RANGE_BYTES = 64 << 20
+
+
+def table_as_of(
+    connection: Connection, relation_oid: int, snapshot: str, server_started: str, publications: Sequence[str]
+) -> TableAsOf:
+    """The table as of the snapshot: the columns and rows that the stream carries from there on."""
+    with under_snapshot(connection, [relation_oid], snapshot):
+        shape = Catalog(connection).shapes([relation_oid], publications).get(relation_oid)
+        published = published_tables(connection, publications, [relation_oid]).get(relation_oid)
+    if shape is None:
+        raise dropped(f"the table with oid {relation_oid}")
+    return TableAsOf(shape, snapshot, server_started, published.row_filter if published else None)
+
+
+def leaves(connection: Connection, table: TableAsOf) -> list[int]:
+    """The tables that have the rows: the table itself, or its leaf partitions."""
+    oid = table.shape.relation_oid
+    with postgres_errors(f"reading {table.shape.qualified_name}"):
+        found = connection.execute(
+            "SELECT c.oid::int8, c.relkind::text, t.relid::regclass::text "
+            "FROM pg_catalog.pg_partition_tree(%s) t JOIN pg_catalog.pg_class c ON c.oid = t.relid "
+            "WHERE t.isleaf ORDER BY 1",
+            [oid],
+        ).fetchall()
+    for _, relkind, name in found:
+        if relkind == "f":
+            raise TableError(
+                f"{table.shape.qualified_name}: its partition {name} is a foreign table, whose changes nobody sends.",
+                remedy=f'Detach it, or leave the table out: source.tables = [..., "!{table.shape.qualified_name}"]',
+            )
+    return [row[0] for row in found] or [oid]
+
+
+def cut(connection: Connection, table: TableAsOf) -> list[CtidRange]:
+    """All ranges of the table, each of about one output file; the last one of each leaf is open at its end."""
+    ranges = []
+    for leaf in leaves(connection, table):
+        # The size is read after the snapshot is taken: the other way round rows could lie beyond it.
+        with under_snapshot(connection, [leaf], table.snapshot):
+            size = connection.execute(
+                "SELECT c.relfilenode::int8, pg_relation_size(c.oid) / current_setting('block_size')::int8, "
+                "       pg_relation_size(c.oid) + coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) "
+                "FROM pg_catalog.pg_class c WHERE c.oid = %s",
+                [leaf],
+            ).fetchone()
+        if size is None:
+            continue  # attached after the snapshot was taken
+        file, blocks, length_bytes = size
+        step = max(1, _RANGE_BYTES * blocks // max(length_bytes, 1))
+        starts = list(range(0, max(blocks, 1), step))
+        ranges += [CtidRange(leaf, file, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    return ranges
+
+
+def file_blocks(connection: Connection, relation_oid: int) -> int:
+    """How many blocks the table or leaf has now."""
+    with postgres_errors("reading the source"):
+        row = connection.execute(
+            "SELECT pg_relation_size(%s::oid) / current_setting('block_size')::int8", [relation_oid]
+        ).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
+def table_bytes(connection: Connection, table: TableAsOf) -> int:
+    """What the table takes in the source, large values included."""
+    with postgres_errors(f"reading {table.shape.qualified_name}"):
+        row = connection.execute(
+            "SELECT sum(pg_table_size(leaf::oid::regclass))::int8 FROM unnest(%s::int8[]) leaf",
+            [leaves(connection, table)],
+        ).fetchone()
+    return int(row[0] or 0) if row else 0
