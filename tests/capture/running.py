@@ -30,12 +30,13 @@ def configuration(
     initial: Literal["bulk", "none"] = "none",
     slot_suffix: str = "",
     log: Log | None = None,
+    reads_in_log: bool = False,
     **source: Any,
 ) -> Config:
     config = Config(
         source=Source(**{"dsn": database.dsn, "slot": database.name + slot_suffix, **source}),
         log=log or Log(path="log"),
-        snapshot=Snapshot(initial=initial),
+        snapshot=Snapshot(initial=initial, reads_in_log=reads_in_log),
     )
     return config.at(folder / "pgtide.toml")
 
@@ -109,8 +110,8 @@ def replayed(reader: LogReader, table: str, key: str = "id") -> dict[Any, dict[s
     state: dict[Any, dict[str, Any]] = {}
     for row in changes(reader, table):
         values = {name: value for name, value in row.items() if not name.startswith("_")}
-        if row["_op"] == Op.INSERT:
-            assert values[key] not in state, f"inserted twice: {row}"
+        if row["_op"] in (Op.INSERT, Op.READ):
+            assert values[key] not in state, f"there twice: {row}"
             state[values[key]] = values
         elif row["_op"] == Op.UPDATE:
             old = row.get("_old.c1") if row.get("_old") else None
@@ -138,7 +139,7 @@ def source_rows(database: Database, table: str, key: str = "id") -> dict[Any, di
 class CaptureProcess:
     """`pgtide capture` as a child, to be killed."""
 
-    def __init__(self, config: Config, failpoints: str = "") -> None:
+    def __init__(self, config: Config, failpoints: str = "", *, range_bytes: int = 0) -> None:
         file = config.file
         if not file.exists():
             file.write_text(
@@ -146,12 +147,13 @@ class CaptureProcess:
                 f"two_phase = {str(config.source.two_phase).lower()}\n"
                 f'[log]\npath = "{config.log.path}"\nflush_interval_ms = {config.log.flush_interval_ms}\n'
                 f'[snapshot]\ninitial = "{config.snapshot.initial}"\n'
+                f"reads_in_log = {str(config.snapshot.reads_in_log).lower()}\n"
                 f"[capture]\ntransaction_memory_bytes = {config.capture.transaction_memory_bytes}\n"
             )
         self.output = file.parent / "capture.out"
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pgtide", "capture", "--config", str(file)],
+                [sys.executable, *_program(range_bytes), "capture", "--config", str(file)],
                 env=os.environ | {ENVIRONMENT_VARIABLE: failpoints},
                 stdout=output,
                 stderr=output,
@@ -178,3 +180,11 @@ class CaptureProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def _program(range_bytes: int) -> list[str]:
+    """`pgtide`; with `range_bytes`, one that cuts small tables into several ranges."""
+    if not range_bytes:
+        return ["-m", "pgtide"]
+    small = f"from pgtide.snapshot import table_ranges; table_ranges._RANGE_BYTES = {range_bytes}"
+    return ["-c", f"{small}; from pgtide.cli import main; main()"]

@@ -55,6 +55,9 @@ FENCE = ("capture.fence.noted", "capture.fence.opened")
 # Visited by test_alterations, where a table is altered.
 ALTERATIONS = ("capture.alteration.noted",)
 
+# Visited by test_reads, where tables are read into the log.
+READS = ("capture.reads.begun", "capture.reads.range", "capture.reads.written", "capture.reads.noted")
+
 # Visited by test_s3: those of the log on an object store.
 ON_OBJECT_STORE = ("log.object.", "log.merge.")
 
@@ -64,7 +67,7 @@ def kill_points() -> list[str]:
 
 
 def is_ordinary(point: str) -> bool:
-    elsewhere = RECOVERY + LARGE + PREPARED + RETENTION + FENCE + ALTERATIONS
+    elsewhere = RECOVERY + LARGE + PREPARED + RETENTION + FENCE + ALTERATIONS + READS
     return not point.startswith(FIRST_START + ON_OBJECT_STORE) and point not in elsewhere
 
 
@@ -191,4 +194,4 @@ def test_capture_goes_on_by_itself_after_the_disk_was_full(point: str, prepared:
 
 
 def test_the_special_points_are_points() -> None:
-    assert {*RECOVERY, *LARGE, *PREPARED, *RETENTION, *FENCE, *ONCE} < set(kill_points())
+    assert {*RECOVERY, *LARGE, *PREPARED, *RETENTION, *FENCE, *READS, *ONCE} < set(kill_points())

@@ -34,7 +34,7 @@ _CONTROL_INTERVAL_S = 0.2
 class CaptureState:
     """What the capture is doing, for people: streaming, or why not."""
 
-    phase: str  # starting, streaming, waiting, stopped
+    phase: str  # starting, streaming, reading, waiting, stopped
     detail: str = ""
 
 

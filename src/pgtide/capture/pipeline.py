@@ -20,13 +20,16 @@ from pgtide.capture.alterations import AlterationWatch
 from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.attend import STATUS_INTERVAL_S, Attendant, CaptureState, Charges
+from pgtide.capture.cut import split_at
 from pgtide.capture.endpoint import serving
 from pgtide.capture.fence import Fence
 from pgtide.capture.health import Health
 from pgtide.capture.keeper import SnapshotKeeper
+from pgtide.capture.read_round import ReadRound
+from pgtide.capture.reads import Reads
 from pgtide.capture.start import Sides, check_can_go_on, open_log, open_sides
 from pgtide.capture.tidy import Tidier
-from pgtide.capture.whole import HELD_BYTES
+from pgtide.capture.whole import HELD_BYTES, Idle
 from pgtide.config import Config, is_url
 from pgtide.decode import Decoder, Frames
 from pgtide.errors import (
@@ -82,6 +85,7 @@ class Capture:
         self._presence = Presence(config.presence_path)
         self.health = Health(config.capture.unhealthy_after_seconds)
         self._keeper = SnapshotKeeper(config)
+        self._reads = Reads(config, self._tell_reading, self._warn)
         self._fence = Fence(storage_at(config.log_location, patience_s=0))
         self._tidier = Tidier(config.log_location, config.log, self._warn)
         self._stream: ReplicationStream | None = None
@@ -114,6 +118,7 @@ class Capture:
             self.health.stopped(why)
             self.streaming.clear()
             self._keeper.close()
+            self._reads.close()
             if self._appender is not None:
                 self._appender.close(_CLOSE_LIMIT_S)
             self._presence.say("stopped", redact(why))
@@ -189,6 +194,7 @@ class Capture:
             self._appender.raise_failure()
             durable_lsn = self._appender.durable_lsn
             slot = check_can_go_on(self._config, facts, sides, durable_lsn, stop)
+            reads = self._reads.begin(sides, facts.tables, durable_lsn, stop)
             two_phase = slot.two_phase or self._config.source.two_phase
             buffer = self._buffer(durable_lsn, stop, two_phase=two_phase)
             options = stream_options(
@@ -215,7 +221,7 @@ class Capture:
             attendant = self._attendant = Attendant(
                 self._stream, sides, self._appender, self._charges(facts, sides), self._on_state, self._warn
             )
-            self._pump(self._stream, self._appender, sides, assembler, attendant, stop)
+            self._pump(self._stream, self._appender, sides, assembler, attendant, reads, stop)
         finally:
             self.streaming.clear()
             self.health.connecting("connecting")
@@ -231,12 +237,14 @@ class Capture:
             self._appender.close(_CLOSE_LIMIT_S)
             self._appender = None
         try:
-            writer, kept = open_log(self._config, facts, sides, stop)
+            writer, first = open_log(self._config, facts, sides, stop)
         except OSError as error:
             reason = error.strerror or error
             raise LogNotWritableError(f"the log in {self._config.log_location} cannot be written: {reason}") from error
-        if kept is not None:
-            self._keeper.keep(kept)
+        if first.for_load is not None:
+            self._keeper.keep(first.for_load)
+        if first.for_reads is not None:
+            self._reads.take(first.for_reads)
         self._appender = Appender(
             writer,
             self._on_durable,
@@ -287,10 +295,14 @@ class Capture:
         sides: Sides,
         assembler: Assembler,
         attendant: Attendant,
+        reads: ReadRound | None,
         stop: threading.Event,
     ) -> None:
-        """The loop: read what came, decode it, hand it on, answer."""
+        """The loop: read what came, decode it, hand it on, answer; where `reads` belong in the order, these first."""
         decoder = Decoder(sides.catalog.shape_for)
+        if reads is not None and appender.durable_lsn == reads.pair.lsn:
+            self._read_tables(reads, appender, attendant, stop)
+            reads = None
         while not stop.is_set():
             received, asked = stream.read(min(_IDLE_WAIT_MS, attendant.answer_due_ms())), False
             if received is not None:
@@ -301,6 +313,13 @@ class Capture:
                 watch.received_bytes.inc(received.nbytes)
                 work: list[Work] = list(assembler.feed(decoded))
                 attendant.spool_trouble = None
+                cut = split_at(work, reads.pair.lsn) if reads is not None else None
+                if cut is not None and reads is not None:
+                    before, work = cut
+                    self._send([*before, Idle(reads.pair.lsn)], appender, stop)
+                    self._settle(appender, attendant, stop)
+                    self._read_tables(reads, appender, attendant, stop)
+                    reads = None
                 self._send(work, appender, stop)
             attendant.attend(asked=asked)
             self._presence.keep_saying()
@@ -309,8 +328,35 @@ class Capture:
                 self._whole = None
                 self._on_state(CaptureState("waiting", "connecting again, to have transactions streamed in progress"))
                 return
+            if self._reads.is_due():
+                self._on_state(CaptureState("waiting", "connecting again, to read tables into the log"))
+                return
         if not appender.trouble and appender.drained(_CLOSE_LIMIT_S):
             stream.send_status(appender.durable_lsn)
+
+    def _read_tables(self, reads: ReadRound, appender: Appender, attendant: Attendant, stop: threading.Event) -> None:
+        """Nothing is received meanwhile: what the server has sent waits in the socket, and it is answered."""
+
+        def attend() -> None:
+            attendant.attend()
+            self._presence.keep_saying()
+
+        self._reads.run(
+            reads,
+            lambda work: self._send(work, appender, stop),
+            lambda: self._settle(appender, attendant, stop),
+            attend,
+            stop,
+        )
+
+    def _settle(self, appender: Appender, attendant: Attendant, stop: threading.Event) -> None:
+        """Waits until all that was sent is durable."""
+        while not stop.is_set() and not appender.drained(STATUS_INTERVAL_S):
+            attendant.attend()
+        appender.raise_failure()
+
+    def _tell_reading(self, what: str) -> None:
+        self._on_state(CaptureState("reading" if what else "streaming", what))
 
     def _charges(self, facts: SourceFacts, sides: Sides) -> Charges:
         if self._source is None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pgtide.capture.read_pair import ReadPair, hold
 from pgtide.capture.watch import NEW_LOG, check_published
 from pgtide.config import Config
 from pgtide.errors import LogError, SlotError, TransientError
@@ -113,20 +114,26 @@ def _check_still_published(config: Config, tables: list[TableInfo], side: Connec
             check_published(side, publication_names(config.source), published_by)
 
 
-def open_log(
-    config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event
-) -> tuple[Writer, KeptSnapshot | None]:
+@dataclass(frozen=True, slots=True)
+class FirstSnapshots:
+    """The snapshot that the slot's making has exported, kept for those who read under it."""
+
+    for_load: KeptSnapshot | None = None
+    for_reads: ReadPair | None = None
+
+
+def open_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> tuple[Writer, FirstSnapshots]:
     """The log's writer, and on a first start the snapshot from which the tables are loaded."""
     location = config.log_location
-    kept = None
+    first = FirstSnapshots()
     if not has_identity(location, patience_s=0):
-        kept = _begin_log(config, facts, sides, stop)
+        first = _begin_log(config, facts, sides, stop)
     writer = open_writer(location)
     for shape in writer.recorded_shapes():
         sides.catalog.known.remember(shape)
     for shape in sides.catalog.shapes([table.oid for table in facts.tables], sides.publications).values():
         writer.record_shape(shape)
-    return writer, kept
+    return writer, first
 
 
 def _check_same_system(config: Config, facts: SourceFacts, replication: Connection) -> None:
@@ -176,7 +183,7 @@ def new_snapshot(config: Config, server: Server, replication: Connection, tables
     return keep(config, server, created, tables)
 
 
-def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> KeptSnapshot | None:
+def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> FirstSnapshots:
     location, slot = config.log_location, config.source.slot
     with postgres_errors("looking at the replication slot"):
         exists = slot_state(sides.side, slot) is not None
@@ -197,6 +204,8 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
     except SlotError:
         forget_slot_note(location)  # made by somebody else in this moment: never ours to drop
         raise
+    reads_here = config.snapshot.reads_in_log and not config.source.read_from
+    for_reads = hold(config, sides.server, created, is_first=True) if reads_here else None
     kept = _keep_first(config, sides.server, created, facts)
     # Making the slot has waited for all open transactions: nobody has rows from before that the stream lacks.
     published = memberships(sides.side, sides.publications, [table.oid for table in facts.tables])
@@ -212,7 +221,7 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
     )
     reach(_IDENTIFIED)
     forget_slot_note(location)
-    return kept
+    return FirstSnapshots(kept, for_reads)
 
 
 def _until_stop(connection: Connection, stop: threading.Event, command: Callable[[], CreatedSlot]) -> CreatedSlot:

@@ -19,6 +19,7 @@ INTERVAL_S = 5.0
 _WAL_LIMIT_NEAR_BYTES = 1 << 30
 
 rows = counter("capture_rows", "Changes received from the server.")
+read_rows = counter("capture_read_rows", "Rows of tables read into the log as changes of kind read.")
 received_bytes = counter("capture_bytes", "Bytes of messages received from the server.")
 transactions = counter("capture_transactions", "Transactions made durable in the log.")
 reconnects = counter("capture_reconnects", "Times the connection to the server was lost and opened again.")

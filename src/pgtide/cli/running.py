@@ -17,7 +17,7 @@ _LIMIT_S = 2.0
 class CaptureStatus:
     """Numbers are since its start; null if there is no metrics port, or nobody answers there."""
 
-    state: str = "not running"  # starting, streaming, waiting, not running
+    state: str = "not running"  # starting, streaming, reading, waiting, not running
     detail: str | None = None  # of one that has ended: what it said last
     since: str | None = None
     rows: int | None = None

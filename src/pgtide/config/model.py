@@ -242,6 +242,11 @@ class Snapshot(Section):
     initial: Literal["bulk", "none"] = Field(
         "bulk", description='Rows that are there at the first start: "bulk" loads them, "none" begins with the changes.'
     )
+    reads_in_log: bool = Field(
+        False,
+        description="Rows that are there also go into the log, as changes of kind read, for your own readers of it; "
+        "the mirror passes them over.",
+    )
     connections: int = Field(4, ge=1, le=64, description="How many connections may read at once, over all tables.")
     statement_timeout_seconds: float = Field(
         600,

@@ -135,6 +135,7 @@ def assign_offsets(
 def encode_block(pieces: Sequence[Committed], next_offset: int, continued: OpenTransaction | None) -> EncodedBlock:
     """One block of everything in `pieces`, in order: whole transactions, or one that goes on in the next block."""
     transactions, index = assign_offsets(pieces, next_offset, continued)
+    holds_reads(transactions)
     first_offsets = transactions["first_offset"].to_numpy()
     entries, streams, position = [], [], 0
     for shape, batches in _runs(pieces, index):
@@ -147,6 +148,13 @@ def encode_block(pieces: Sequence[Committed], next_offset: int, continued: OpenT
         streams.append(stream)
         position += len(stream)
     return _assemble(transactions, entries, streams, next_offset)
+
+
+def holds_reads(transactions: pa.RecordBatch) -> bool:
+    """Whether a block has snapshot-read rows: then it has nothing else, so who does not want them can pass over it."""
+    reads = transactions["kind"].to_numpy() == TransactionKind.READ
+    assert reads.all() or not reads.any(), "reads and commits in one block"
+    return bool(reads.any())
 
 
 def encode_large_block(large: LargeTransaction, files: Sequence[tuple[str, int]], next_offset: int) -> EncodedBlock:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgtide.errors import LogCorruptError, LogRangeError
+from pgtide.log.block import holds_reads
 from pgtide.log.control import removed
 from pgtide.log.folder import Folder
 from pgtide.log.marker import damaged_slots, read_marker
@@ -126,7 +127,10 @@ class _Check:
             self._wrong(block, f"{where}: {len(offsets)} changes, expected {expected}")
         end_lsns = [entry["end_lsn"] for entry in transactions.to_pylist() if entry["ends"]]
         result.transactions += len(end_lsns)
-        if any(later <= lsn for lsn, later in zip([self._last_end_lsn, *end_lsns], end_lsns, strict=False)):
+        # Rows that were read all have the LSN of their snapshot, at which a commit may have ended.
+        alike = holds_reads(transactions)
+        pairs = zip([self._last_end_lsn, *end_lsns], end_lsns, strict=False)
+        if any(later < lsn or (later == lsn and not alike) for lsn, later in pairs):
             self._wrong(block, f"{where}: commits are not in the order of their LSNs")
         self._last_end_lsn = max([self._last_end_lsn, *end_lsns])
 

@@ -25,7 +25,7 @@ _READS = 5  # a reader may meet the file half written
 @dataclass(frozen=True, slots=True)
 class CapturePresence:
     running: bool
-    phase: str  # starting, streaming, waiting, stopped
+    phase: str  # starting, streaming, reading, waiting, stopped
     detail: str
     since: str  # when it said so
 

@@ -25,6 +25,7 @@ from pgtide.log.block import (
     LargeReference,
     TableEntry,
     decode_rows,
+    holds_reads,
     outside,
     parse_header,
 )
@@ -100,9 +101,13 @@ class Block:
 
 
 class LogReader:
-    """Used by one thread.  A store that does not answer at the beginning is an error; later it is asked again."""
+    """Used by one thread.  A store that does not answer at the beginning is an error; later it is asked again.
 
-    def __init__(self, location: Location) -> None:
+    Without `reads`, plans pass over rows that are in the log for those who have nothing else: a mirror has loaded them.
+    """
+
+    def __init__(self, location: Location, *, reads: bool = True) -> None:
+        self._reads = reads
         self.identity = read_identity(location, patience_s=0)
         self.storage: Storage = storage_at(location)
         self._layout = layout_of(self.storage)
@@ -283,6 +288,8 @@ class LogReader:
     def _slices(self, block: Block, start: int, end: int) -> Iterator[Slice]:
         """The block's tables with rows in [start, end), also those in the files that it refers to."""
         directory = self.directory(block)
+        if not self._reads and holds_reads(directory.transactions):
+            return
         for entry in directory.tables:
             if entry.first_offset < end and entry.last_offset >= start:
                 yield Slice(block.segment, block.position, entry, start, end)

@@ -175,5 +175,12 @@ class KeptSnapshot:
         assert row is not None
         self.name: str = row[0]
 
+    def is_alive(self) -> bool:
+        try:
+            self._connection.execute("SELECT 1")
+        except psycopg.Error:
+            return False
+        return True
+
     def release(self) -> None:
         self._connection.close()

@@ -146,7 +146,7 @@ class Applier:
     def reader(self) -> LogReader:
         """One per thread: a reader remembers what it walked, and is not made for two threads."""
         if not hasattr(self._threads, "reader"):
-            self._threads.reader = LogReader(self._log_location)
+            self._threads.reader = LogReader(self._log_location, reads=False)
         reader: LogReader = self._threads.reader
         return reader
 

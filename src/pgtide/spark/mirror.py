@@ -76,7 +76,7 @@ class Mirror:
         self._log_location = config.log_location
         self._sink = IcebergSink(spark)
         self._applier = Applier(spark, self._sink, self._log_location, config.mirror)
-        self._reader = LogReader(self._log_location)
+        self._reader = LogReader(self._log_location, reads=False)
         self._points = Points(spark, self._sink, points_target(config), self._applier.log_id)
         self._barriers = Barriers(self._log_location)
         self._upkeep = Upkeep(self._sink, self._points, self._log_location, config.mirror)
