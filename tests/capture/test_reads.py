@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pgtide import failpoints
 from pgtide.change import Op, TransactionKind
 from pgtide.cli.running import capture_status
 from pgtide.config import Config, Log
 from pgtide.log.check import check_log
 from pgtide.log.reader import LogReader
 from pgtide.log.reads import noted_reads
+from tests.arming import armed
 from tests.capture.applying import applied, in_source
 from tests.capture.running import CaptureProcess, capturing, changes, configuration, wait_until_captured
 from tests.capture.test_crashes import READS, traffic
@@ -39,15 +37,6 @@ def filled(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
             f"INSERT INTO {table} SELECT -i, i, repeat('before', 20) FROM generate_series(1, {ROWS}) i",
         )
     return database
-
-
-@contextmanager
-def armed(points: str) -> Iterator[None]:
-    failpoints.arm(points)
-    try:
-        yield
-    finally:
-        failpoints.arm("")
 
 
 def wait_until_read(database: Database, config: Config, tables: int) -> LogReader:
