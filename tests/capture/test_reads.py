@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pgtide import local
 from pgtide.change import Op, TransactionKind
 from pgtide.cli.running import capture_status
 from pgtide.config import Config, Log
@@ -17,9 +18,10 @@ from tests.arming import armed
 from tests.capture.applying import applied, in_source
 from tests.capture.running import CaptureProcess, capturing, changes, configuration, wait_until_captured
 from tests.capture.test_crashes import READS, traffic
-from tests.database import Database
+from tests.database import Database, create_database
 from tests.spark.seeded_writes import NAMES, writing
 from tests.spark.seeded_writes import TABLES as SEEDED
+from tests.standby import standby_of
 from tests.waiting import wait_for
 
 ROWS = 600
@@ -124,21 +126,30 @@ def test_capture_killed_again_and_again_while_it_reads_tables(filled: Database, 
     assert finished > max(row["_commit_lsn"] for row in changes(reader, "public.a") if row["_op"] == Op.READ)
 
 
-def test_connection_is_lost_while_tables_are_read(filled: Database, tmp_path: Path) -> None:
-    """The snapshot lives on with the capture: the same rows, and what came of them before counts no more."""
+@pytest.mark.parametrize("lost", ["query LIKE 'COPY%'", "true"], ids=["the reader's", "all"])
+def test_connections_are_lost_while_tables_are_read(lost: str, filled: Database, tmp_path: Path) -> None:
+    """The snapshot lives on with the connection that keeps it; if that is lost too, another one is taken."""
     config, held = configuration(filled, tmp_path, reads_in_log=True), tmp_path / "go on"
+    reading = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'COPY%'"
+    end = f"datname = current_database() AND pid <> pg_backend_pid() AND {lost}"
     with armed(f"capture.reads.range=hold:{held}@3"), capturing(config):
         wait_for((tmp_path / "go on.held").exists, what="a part of the rows to be in the log")
-        filled.execute("UPDATE a SET n = -n")
-        reader_of_rows = "datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'COPY%'"
-        query = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {reader_of_rows}"
-        wait_for(lambda: filled.rows(query), what="the connection to be ended")
+        wait_for(lambda: filled.rows(reading), what="the next range to be read")
+        filled.execute("UPDATE a SET n = -n", f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {end}")
         held.touch()
         reader = wait_until_read(filled, config, 2)
     check_equal(filled, config, reader)
-    reads = [row for row in changes(reader, "public.a") if row["_op"] == Op.READ]
-    assert len(reads) > ROWS
-    assert {row["_commit_lsn"] for row in reads} == {reader.identity.start_lsn}
+    lsns = [row["_commit_lsn"] for row in changes(reader, "public.a") if row["_op"] == Op.READ]
+    assert len(lsns) > ROWS
+    assert len(set(lsns)) == (2 if lost == "true" else 1)
+
+
+@pytest.mark.parametrize("point", ["log.block.written", "log.marker.moved"])
+def test_reads_go_on_by_themselves_after_the_disk_was_full(point: str, filled: Database, tmp_path: Path) -> None:
+    config = configuration(filled, tmp_path, reads_in_log=True)
+    with armed(f"{point}=fail:ENOSPC@2"), capturing(config):
+        reader = wait_until_read(filled, config, 2)
+    check_equal(filled, config, reader)
 
 
 def test_table_that_is_truncated_before_it_was_read(filled: Database, tmp_path: Path) -> None:
@@ -249,3 +260,22 @@ def test_reads_into_a_log_on_s3(filled: Database, tmp_path: Path, bucket: str) -
     with capturing(config):
         reader = wait_until_captured(filled, config)
     check_equal(filled, config, reader)
+
+
+def test_rows_are_read_from_a_standby(tmp_path: Path) -> None:
+    with local.postgres() as primary, standby_of(primary) as standby:
+        database = create_database(primary)
+        database.execute(
+            "CREATE TABLE a (id int PRIMARY KEY, n int, note text)", "CREATE TABLE b (LIKE a INCLUDING ALL)"
+        )
+        database.execute("INSERT INTO a SELECT -i, i, 'before' FROM generate_series(1, 100) i")
+        config = configuration(database, tmp_path, reads_in_log=True, read_from=standby.dsn_of(database.name))
+        with traffic(database), capturing(config) as states:
+            wait_until_read(database, config, 2)
+        with capturing(config):
+            reader = wait_until_captured(database, config)
+        check_equal(database, config, reader)
+        lsns = [row["_commit_lsn"] for row in changes(reader, "public.a") if row["_op"] == Op.READ]
+        assert len(lsns) >= 100
+        assert reader.identity.start_lsn not in lsns, "read under the snapshot that the source's slot has exported"
+        assert not [state for state in states if state.phase == "waiting"]

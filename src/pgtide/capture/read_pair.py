@@ -17,7 +17,7 @@ import psycopg
 from pgtide.capture.standby_snapshot import create_standby_slot
 from pgtide.config import Config
 from pgtide.errors import TransientError
-from pgtide.replication.connect import Connection, connect, postgres_errors
+from pgtide.replication.connect import Connection, connect, postgres_errors, unless_stopped
 from pgtide.replication.server import Server, reached
 from pgtide.replication.slot import CreatedSlot, KeptSnapshot, create_slot
 
@@ -56,11 +56,11 @@ def make_pair(config: Config, source: Server, limit_s: float, stop: threading.Ev
     timeout_s, standby = config.source.connect_timeout_seconds, config.source.read_from
     with contextlib.ExitStack() as opened:
         if standby:
-            replication = opened.enter_context(connect(standby, replication=True, timeout_s=timeout_s))
-            server = reached(standby, replication)
+            replication = unless_stopped(stop, lambda: connect(standby, replication=True, timeout_s=timeout_s))
         else:
-            replication = opened.enter_context(source.connect(replication=True, timeout_s=timeout_s))
-            server = source
+            replication = unless_stopped(stop, lambda: source.connect(replication=True, timeout_s=timeout_s))
+        opened.enter_context(replication)
+        server = reached(standby, replication) if standby else source
         ended = opened.enter_context(_limited(replication, limit_s, stop))
         try:
             if standby:

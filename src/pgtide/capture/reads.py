@@ -91,6 +91,8 @@ class Reads:
                 if pair.lsn < durable_lsn:
                     raise TransientError("the snapshot is older than the log's end")
             except (PgtideError, psycopg.Error) as error:
+                if stop.is_set():
+                    return None
                 self._try_later(f"tables cannot be read into the log now: {str(error).partition(chr(10))[0]}")
                 return None
         begins = [

@@ -85,7 +85,8 @@ class DebeziumView:
             pa.StructArray.from_arrays(source, names=list(values)),
             _LETTERS.take(rows.column("_op")),
             committed_ms,
-            pa.StructArray.from_arrays(transaction, names=_TRANSACTION.names),
+            # Rows that were read belong to no transaction, as in a snapshot of Debezium's.
+            pa.StructArray.from_arrays(transaction, names=_TRANSACTION.names, mask=pc.equal(rows["_op"], Op.READ)),
             rows.column("_offset"),
             unchanged_names(self.shape or found.shape, found),
         ]
