@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgtide.config import Config, Log, Mirror, Snapshot, Source
+from pgtide.log.writer import SEGMENT_BYTES
 from pgtide.schema import TableShape
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.spark.mirror import Mirror as MirrorRun
@@ -96,14 +97,20 @@ class Mirrored:
         return (self.mark(shape) or 0) >= offset
 
 
-@pytest.fixture
-def mirrored(spark: SparkSession, tmp_path: Path) -> Iterator[Mirrored]:
-    log = WrittenLog(tmp_path / "log")
+@contextmanager
+def mirrored_in(folder: Path, spark: SparkSession, segment_bytes: int = SEGMENT_BYTES) -> Iterator[Mirrored]:
+    log = WrittenLog(folder / "log", segment_bytes)
     config = Config(
         source=Source(dsn="dbname=nowhere"),
         log=Log(path=str(log.path)),
         mirror=Mirror(namespace=f"test_{uuid.uuid4().hex[:12]}", trigger_seconds=0.1),
         snapshot=Snapshot(initial="none"),
-    ).at(tmp_path / "pgtide.toml")
+    ).at(folder / "pgtide.toml")
     yield Mirrored(spark, log, config)
     log.writer.close()
+
+
+@pytest.fixture
+def mirrored(spark: SparkSession, tmp_path: Path) -> Iterator[Mirrored]:
+    with mirrored_in(tmp_path, spark) as opened:
+        yield opened

@@ -195,6 +195,11 @@ class Removed:
     end_offset: int = 0
     last_offsets: Mapping[int, int] = field(default_factory=dict)
     end_lsn: int = 0  # of the last transaction that went
+    without_reads: Mapping[int, int] = field(default_factory=dict)  # as `last_offsets`, for who passes over reads
+
+    def last_offset(self, relation_oid: int, *, reads: bool) -> int:
+        """The last of the relation's changes that is gone; -1 if none is."""
+        return (self.last_offsets if reads else self.without_reads).get(relation_oid, -1)
 
 
 def record_removed(location: Location, going: Removed) -> None:
@@ -203,10 +208,10 @@ def record_removed(location: Location, going: Removed) -> None:
     while True:
         found = storage.versioned(name)
         before = _parse_removed(_parsed(found[0], f"{storage.location}/{name}")) if found else Removed()
-        tables = {oid: max(going.last_offsets.get(oid, -1), last) for oid, last in before.last_offsets.items()}
         content = {
             "end_offset": max(before.end_offset, going.end_offset),
-            "tables": {str(oid): last for oid, last in (dict(going.last_offsets) | tables).items()},
+            "tables": _later(before.last_offsets, going.last_offsets),
+            "without_reads": _later(before.without_reads, going.without_reads),
             "end_lsn": max(before.end_lsn, going.end_lsn),
         }
         data = json.dumps(content).encode()
@@ -216,6 +221,10 @@ def record_removed(location: Location, going: Removed) -> None:
             return
 
 
+def _later(one: Mapping[int, int], other: Mapping[int, int]) -> dict[str, int]:
+    return {str(oid): max(one.get(oid, -1), other.get(oid, -1)) for oid in sorted({*one, *other})}
+
+
 def removed(location: Location) -> Removed:
     data = _read(location, _REMOVED)
     return Removed() if data is None else _parse_removed(data)
@@ -223,7 +232,8 @@ def removed(location: Location) -> Removed:
 
 def _parse_removed(data: dict[str, Any]) -> Removed:
     tables = {int(oid): last for oid, last in data["tables"].items()}
-    return Removed(data["end_offset"], tables, data.get("end_lsn", 0))
+    without_reads = {int(oid): last for oid, last in data.get("without_reads", data["tables"]).items()}
+    return Removed(data["end_offset"], tables, data.get("end_lsn", 0), without_reads)
 
 
 def record_upkeep(location: Location, finished_at: datetime) -> None:

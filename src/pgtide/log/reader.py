@@ -167,7 +167,7 @@ class LogReader:
         """
         view = self._layout.look()
         begins_before = relation_oid is not None and start < view.first_offset
-        if begins_before and removed(self.storage).last_offsets.get(relation_oid or 0, -1) < start:
+        if begins_before and removed(self.storage).last_offset(relation_oid or 0, reads=self._reads) < start:
             start = min(self._first_of(view), end)
         return [
             piece

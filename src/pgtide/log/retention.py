@@ -146,9 +146,12 @@ def remove(location: Location, removal: Removal) -> None:
         log = LogReader(storage)
         first = log.first_offset()
         end_offset = max(first, removal.end_offset)
-        last_offsets = {relation_oid: last for relation_oid, (_, last) in log.touched(first, end_offset).items()}
+        last_offsets, without_reads = (
+            {relation_oid: last for relation_oid, (_, last) in reader.touched(first, end_offset).items()}
+            for reader in (log, LogReader(storage, reads=False))
+        )
         went = log.transactions(first, end_offset)["end_lsn"].to_pylist()
-        record_removed(storage, Removed(removal.end_offset, last_offsets, max(went[-1:], default=0)))
+        record_removed(storage, Removed(removal.end_offset, last_offsets, max(went[-1:], default=0), without_reads))
         reach(_RECORDED)
         for name in (*removal.segments, *removal.large):
             storage.delete(name)

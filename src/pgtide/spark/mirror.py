@@ -300,7 +300,12 @@ class Mirror:
         """The first change that some table has not applied; the end of the log when there is none."""
         end_offset = self._reader.end().end_offset
         marks = {table.shape.relation_oid: table.clean_to for table in tables}
-        slices = self._reader.plan(min(marks.values(), default=end_offset), end_offset)
+        # The mark of a quiet table may be older than the log; then it is the table's own question what is missing.
+        first = min(self._reader.first_offset(), end_offset)
+        for oid, mark in marks.items():
+            if mark < first:
+                self._reader.plan(mark, first, oid)
+        slices = self._reader.plan(max(first, min(marks.values(), default=end_offset)), end_offset)
         needed = [
             max(piece.entry.first_offset, marks[piece.relation_oid])
             for piece in slices

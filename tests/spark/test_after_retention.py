@@ -1,0 +1,58 @@
+"""A mirror that starts when retention has taken what it has long applied, and what it never needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pgtide.change import TRANSACTIONS, Committed, Op, TransactionKind
+from pgtide.errors import LogRangeError
+from pgtide.log.reader import LogReader
+from pgtide.log.retention import plan_removal, remove
+from tests.spark.conftest import Mirrored, mirrored_in
+from tests.spark.logs import Change, committed, insert, model, table_shape
+
+BUSY = table_shape()
+QUIET = table_shape("quiet", oid=16500)
+
+
+@pytest.fixture
+def mirrored(spark: SparkSession, tmp_path: Path) -> Iterator[Mirrored]:
+    """With a segment for each transaction."""
+    with mirrored_in(tmp_path, spark, segment_bytes=1) as opened:
+        yield opened
+
+
+def reads(*changes: Change) -> Committed:
+    piece = committed(changes, 250)
+    index = TRANSACTIONS.get_field_index("kind")
+    kind = pa.array([int(TransactionKind.READ)], pa.uint8())
+    return Committed(piece.transactions.set_column(index, TRANSACTIONS.field(index), kind), piece.tables)
+
+
+def test_table_that_has_been_quiet_is_as_it_was(mirrored: Mirrored) -> None:
+    log = mirrored.log
+    first = insert(QUIET, id=1, body="quiet")
+    log.commit(first)
+    mirrored.run()
+    mark = mirrored.mark(QUIET)
+    # Rows for other readers behind the table's mark: no harm in losing those either.
+    log.writer.write([reads(Change(QUIET, Op.TRUNCATE), Change(QUIET, Op.READ, {"id": 1, "body": "quiet"}))])
+    changes = [insert(BUSY, id=number) for number in range(5)]
+    for number, change in enumerate(changes[:4]):
+        log.writer.write([committed([change], 300 + 100 * number)])
+    mirrored.run()
+    removal = plan_removal(log.path, retention_s=0, max_bytes=0)
+    remove(log.path, removal)
+    assert removal.end_offset > 3
+    with pytest.raises(LogRangeError):
+        LogReader(log.path).plan(mark or 0, log.writer.end_offset, QUIET.relation_oid)
+    log.writer.write([committed(changes[4:], 1000)])
+    mirrored.run()
+    assert mirrored.rows(QUIET) == model(QUIET, [first])
+    assert mirrored.rows(BUSY) == model(BUSY, changes)
+    assert mirrored.mark(QUIET) == mark
