@@ -10,7 +10,7 @@ import pytest
 from pgtide import local
 from pgtide.change import Op, TransactionKind
 from pgtide.cli.running import capture_status
-from pgtide.config import Config, Log
+from pgtide.config import Config, Log, Snapshot
 from pgtide.log.check import check_log
 from pgtide.log.reader import LogReader
 from pgtide.log.reads import noted_reads
@@ -206,6 +206,21 @@ def test_open_transaction_does_not_hold_up_the_stream(
             writer.commit()
             reader = wait_until_read(filled, config, 2)
     check_equal(filled, config, reader)
+
+
+def test_snapshot_that_is_too_old_is_left_after_a_table(filled: Database, tmp_path: Path) -> None:
+    config = configuration(filled, tmp_path)
+    old = Snapshot(initial="none", reads_in_log=True, max_age_minutes=1e-9)
+    config = config.model_copy(update={"snapshot": old}).at(config.file)
+    with capturing(config):
+        with traffic(filled):
+            wait_until_read(filled, config, 2)
+        reader = wait_until_captured(filled, config)
+    check_equal(filled, config, reader)
+    lsns = [{row["_commit_lsn"] for row in changes(reader, f"public.{t}") if row["_op"] == Op.READ} for t in TABLES]
+    assert lsns[0] == {reader.identity.start_lsn}
+    assert len(lsns[1]) == 1
+    assert lsns[1] != lsns[0]
 
 
 def test_parts_of_tables_are_read_as_they_are_published(database: Database, tmp_path: Path) -> None:

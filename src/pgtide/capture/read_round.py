@@ -133,8 +133,8 @@ class ReadRound:
             LockWatch(self.pair.server, timeout_s) as watch,
         ):
             self._connection = connection
-            for table in self.tables:
-                if self.pair.is_older_than(self._config.snapshot.max_age_minutes * 60):
+            for number, table in enumerate(self.tables):
+                if number and self.pair.is_older_than(self._config.snapshot.max_age_minutes * 60):
                     return  # the rest has its turn under another one
                 self._put(TableBegun(table))
                 try:
