@@ -23,7 +23,7 @@ from pgtide.errors import DecodeError, TransientError
 from pgtide.replication.channels import PADDING_BYTES, Received, is_encrypted
 from pgtide.replication.frame_walk import frame_bounds
 
-_BUFFER_BYTES = 8 << 20
+_BUFFER_BYTES = 4 << 20  # each column is gathered from all of it: a quarter dearer when it does not fit into the caches
 _ROWS_MAX = 50_000
 _SILENCE_LIMIT_S = 3600.0  # a row that no filter lets through for so long: the server is gone
 _CANCEL_LIMIT_S = 10.0

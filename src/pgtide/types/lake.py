@@ -176,8 +176,11 @@ def _time(pg_type: PgType, values: pa.Array, policy: TypePolicy, counted: Counte
 
 
 _DIGITS = np.frombuffer(b"0123456789", np.uint8)
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_UUID_DIGITS = np.flatnonzero(np.frombuffer(b"xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", np.uint8) == ord("x"))
+_HEX_PAIRS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # the two digits of each byte
+_UUID_DASHED = np.dtype(
+    {"names": list("abcde"), "formats": ["V8", "V4", "V4", "V4", "V12"], "offsets": [0, 9, 14, 19, 24], "itemsize": 36}
+)
+_UUID_UNDASHED = np.dtype([("a", "V8"), ("b", "V4"), ("c", "V4"), ("d", "V4"), ("e", "V12")])
 
 
 def time_text(micros: pa.Array) -> pa.Array:
@@ -201,9 +204,11 @@ def uuid_text(values: pa.Array) -> pa.Array:
     filled = values.fill_null(bytes(16)) if values.null_count else values
     data = np.frombuffer(filled.buffers()[1] or b"", np.uint8)
     raw = data[16 * filled.offset : 16 * (filled.offset + len(filled))].reshape(-1, 16)
+    digits = _HEX_PAIRS.take(raw).view(_UUID_UNDASHED)
     characters = np.full((len(values), 36), ord("-"), np.uint8)
-    characters[:, _UUID_DIGITS[0::2]] = _HEX[raw >> 4]
-    characters[:, _UUID_DIGITS[1::2]] = _HEX[raw & 15]
+    dashed = characters.view(_UUID_DASHED)
+    for group in _UUID_DASHED.names or ():
+        dashed[group] = digits[group]  # as one value: by characters it would take twice as long
     return _fixed_text(characters, values)
 
 
