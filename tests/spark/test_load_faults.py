@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgtide.failpoints import arm
+from pgtide.spark.copy_range import SourceTable
+from pgtide.spark.source_rows import source_table
 from tests.database import Database
 from tests.disk import small_disk
 from tests.spark.shop import Shop, open_shop
@@ -118,6 +121,57 @@ def test_load_goes_on_when_its_connections_are_cut(shop: Shop, tmp_path: Path, m
         with held_before_reading(shop, tmp_path):
             assert shop.database.rows(cut)
         wait_until_equal(*OTHERS, "public.broken")
+
+
+@pytest.mark.timeout(600)
+def test_range_whose_connection_is_cut_while_rows_flow_is_read_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.database.execute("UPDATE broken SET note = repeat('x', 500)", "VACUUM FULL broken")
+    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 20 * 8192)
+    monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)
+
+    def slow(*arguments: Any) -> SourceTable:
+        table = source_table(*arguments)
+        is_slow = table.shape.qualified_name == "public.broken"
+        return replace(table, row_filter="pg_sleep(0.004) IS NOT NULL") if is_slow else table
+
+    monkeypatch.setattr("pgtide.spark.table_load.source_table", slow)
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_progress_copy JOIN pg_stat_activity USING (pid, datname) "
+        "WHERE datname = current_database() AND query LIKE '%broken%' AND tuples_processed > 50"
+    )
+    with shop.capturing(), shop.mirroring_from_here() as wait_until_equal:
+        wait_for(lambda: shop.database.rows(cut) != [], limit_s=120, what="rows to be cut off")
+        wait_until_equal("public.broken")
+        ((_, commits),) = shop.loads("public.broken").items()
+    ranges = [part for commit in commits for part in commit]
+    assert len(ranges) == len(set(ranges)) > 2
+
+
+@pytest.mark.timeout(600)
+def test_column_that_is_added_in_the_middle_of_a_load_has_its_default_in_all_rows(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 4 * 8192)
+    monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)
+    monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
+    held = tmp_path / "held"
+    with shop.capturing(), shop.mirroring_from_here() as wait_until_equal:
+        arm(f"load.range.appended=hold:{held}")
+        try:
+            wait_for(lambda: shop.has_loaded_some("public.orders"), limit_s=120, what="some ranges to be loaded")
+            shop.database.execute(
+                "ALTER TABLE orders ADD COLUMN extra int DEFAULT 7",
+                "INSERT INTO orders VALUES (5000, 1, 'later', 8)",
+                "UPDATE orders SET extra = id WHERE id % 500 = 0",
+            )
+        finally:
+            arm("")
+            held.touch()
+        wait_until_equal("public.orders", "public.customers")
+        commits = next(iter(shop.loads("public.orders").values()))
+        assert sum(map(bool, commits)) > 1, "the column was not added in the middle"
 
 
 @pytest.mark.timeout(600)

@@ -36,6 +36,10 @@ class Cancelled(TransientError):
     """Reading was cancelled: it took too long, or somebody waited for our lock."""
 
 
+class Locked(TransientError):
+    """Another session holds a lock that keeps readers out."""
+
+
 class Rewritten(TableError):
     """The table was truncated or rewritten since the snapshot was taken."""
 
@@ -88,7 +92,11 @@ def under_snapshot(
         if limits.reader_name:
             connection.execute(sql.SQL("SET LOCAL application_name = {}").format(sql.Literal(limits.reader_name)))
         locked = ", ".join(f"ONLY {name}" for name in names.values())
-        connection.execute(f"LOCK TABLE {locked} IN ACCESS SHARE MODE".encode())
+        try:
+            connection.execute(f"LOCK TABLE {locked} IN ACCESS SHARE MODE".encode())
+        except psycopg.errors.LockNotAvailable as error:
+            what = f"reading {names[oids[0]]}: {str(error).partition(chr(10))[0]}"
+            raise Locked(what, remedy="Another session holds a lock.") from error
         try:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:

@@ -14,7 +14,7 @@ from pgtide.replication.published import published_tables
 from pgtide.snapshot.copy_range import TableAsOf, dropped, under_snapshot
 from pgtide.snapshot.ctid_ranges import CtidRange
 
-_RANGE_BYTES = 64 << 20
+_RANGE_BYTES = 128 << 20
 
 
 def table_as_of(

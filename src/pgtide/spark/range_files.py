@@ -19,6 +19,7 @@ from pgtide.config import Config
 from pgtide.sinks import FileLayout
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.spark.source_table import SourceReference, SourceTable, read_range
+from pgtide.spark.worker_process import ready_for_more
 
 _ROW_GROUP_BYTES = 64 << 20
 _REPEATED = 0.5  # a dictionary pays when a column has less than half as many values as rows
@@ -47,6 +48,7 @@ def files_by_executors(
                 for number in numbers.column(0).to_pylist():
                     path = write_file(read_range(own, table, parts[number]), layout)
                     yield pa.RecordBatch.from_pydict({"path": pa.array([path], pa.string())})
+        ready_for_more()
 
     tasks = min(len(parts), connections, spark.sparkContext.defaultParallelism)
     written = spark.range(0, len(parts), 1, tasks).mapInArrow(write, "path string")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from pgtide.config import Config
 from pgtide.errors import TableError, TransientError
 from pgtide.replication.connect import Connection
 from pgtide.replication.server import OtherServerError
-from pgtide.snapshot.copy_range import Altered, Cancelled, Rewritten, SnapshotGone, StartAgain
+from pgtide.snapshot.copy_range import Altered, Cancelled, Locked, Rewritten, SnapshotGone, StartAgain
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.snapshot.table_ranges import table_as_of
 from pgtide.spark.rows import arrow_schema, table_schema
@@ -78,7 +78,7 @@ def rows_by_executors(
 
 _OF_WORKERS = {
     known.__name__: known
-    for known in (SnapshotGone, Rewritten, Altered, Cancelled, StartAgain, TableError, TransientError)
+    for known in (SnapshotGone, Rewritten, Altered, Cancelled, Locked, StartAgain, TableError, TransientError)
 }
 _OF_WORKERS[OtherServerError.__name__] = SnapshotGone  # nobody else has it
 _LAST_LINE = re.compile(rf"^(?:\w+\.)*({'|'.join(_OF_WORKERS)}): (.*)$", re.MULTILINE)

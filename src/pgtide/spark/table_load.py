@@ -23,7 +23,7 @@ from pgtide.replication.publication import publication_names
 from pgtide.replication.server import OtherServerError, Server
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
-from pgtide.snapshot.copy_range import Cancelled, ReadLimits, SnapshotGone, StartAgain
+from pgtide.snapshot.copy_range import Cancelled, Locked, ReadLimits, SnapshotGone, StartAgain
 from pgtide.snapshot.ctid_ranges import CtidRange, missing, parse_range, together
 from pgtide.snapshot.lock_watch import LockWatch
 from pgtide.snapshot.table_ranges import cut, file_blocks, table_bytes
@@ -202,8 +202,8 @@ class TableLoad:
                     self._append(source, group, count)
                     failures = 0
                     continue
-                except (SnapshotGone, Conflict):
-                    raise
+                except (SnapshotGone, Conflict, Locked):
+                    raise  # also for a lock, which has been waited for: the other tables wait for this one
                 except Cancelled:
                     if self._watch.let_through(source.shape.relation_oid) == made_way:
                         group = self._halved(source, group)

@@ -1,0 +1,27 @@
+"""A Spark worker that has run a task of ours is quick to begin the next.
+
+Before each task Spark has Python look for new modules, for which the directories of Spark's own zip files are read anew
+(0.1 s, Python 3.11), and after each it collects garbage, for which it goes through all that is imported (0.07 s).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import cache
+from zipimport import zipimporter
+
+
+def ready_for_more() -> None:
+    """To be called at the end of a task, when everything that it needs is imported."""
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimporter):
+            del sys.path_importer_cache[path]  # made again by whoever imports from there
+    _keep_what_is_imported()
+
+
+@cache
+def _keep_what_is_imported() -> None:
+    """Once: what a later task leaves behind is to be collected."""
+    gc.collect()
+    gc.freeze()
