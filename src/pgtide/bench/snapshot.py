@@ -19,7 +19,7 @@ from pgtide.bench.workload import Workload, workload
 
 _ROWS = 5_000_000
 _REPETITIONS = 3
-_WARM_UP_ROWS = 1_000_000  # several ranges, so that Spark's workers are all there
+_WARM_UP_ROWS = 2_000_000  # several ranges, so that Spark's workers are all there
 
 
 def snapshot(small: bool) -> Result:

@@ -63,7 +63,8 @@ def cut(connection: Connection, table: TableAsOf) -> list[CtidRange]:
         if size is None:
             continue  # attached after the snapshot was taken
         file, blocks, length_bytes = size
-        step = max(1, _RANGE_BYTES * blocks // max(length_bytes, 1))
+        count = -(-length_bytes // _RANGE_BYTES) or 1
+        step = -(-blocks // count) or 1  # all of one size, so that nobody waits for the one who has the last long one
         starts = list(range(0, max(blocks, 1), step))
         ranges += [CtidRange(leaf, file, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
     return ranges
