@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgtide.failpoints import arm
-from pgtide.spark.copy_range import SourceTable
 from pgtide.spark.source_rows import source_table
+from pgtide.spark.source_table import SourceTable
 from tests.database import Database
 from tests.disk import small_disk
 from tests.spark.shop import Shop, open_shop
