@@ -60,6 +60,8 @@ def test_load_goes_on_where_it_was_broken_off(shop: Shop, monkeypatch: pytest.Mo
         assert len(ranges) == len(set(ranges)) > 4
         shop.database.execute("UPDATE orders SET note = 'later' WHERE id % 7 = 0")
         shop.mirror_until_equal(*ALL)
+        named = [part.name for commits in shop.loads("public.orders").values() for commit in commits for part in commit]
+        assert sorted(named) == sorted(ranges), "commits of changes name no ranges"
 
 
 def test_table_truncated_after_the_snapshot_is_loaded_under_a_new_one(shop: Shop) -> None:

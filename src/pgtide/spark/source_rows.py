@@ -72,7 +72,7 @@ def rows_by_executors(
                 with source.open() as own:
                     yield from read_range(own, table, parts[number])
 
-    tasks = min(len(parts), connections or config.snapshot.connections)
+    tasks = min(len(parts), connections or config.snapshot.connections, spark.sparkContext.defaultParallelism)
     return spark.range(0, len(parts), 1, tasks).mapInArrow(read, table.columns)  # type: ignore[arg-type]
 
 
