@@ -97,7 +97,7 @@ def test_table_that_is_truncated_or_altered_meanwhile_is_loaded_in_the_end(shop:
 def test_table_that_is_locked_for_long_does_not_hold_up_the_others(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgtide.spark.copy_range._LOCK_TIMEOUT_MS", 300)
+    monkeypatch.setattr("pgtide.snapshot.copy_range._LOCK_TIMEOUT_MS", 300)
     with shop.capturing(), shop.mirroring_from_here() as wait_until_equal, shop.database.connect() as locker:
         with held_before_reading(shop, tmp_path):
             locker.execute("BEGIN")
