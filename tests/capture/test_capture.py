@@ -122,6 +122,7 @@ def test_a_large_transaction_is_seen_whole_or_not_at_all(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgtide.capture.pipeline.HELD_BYTES", 10_000)
+    monkeypatch.setattr("pgtide.replication.channels._RECEIVE_BYTES", 200_000)  # many feeds, however fast it comes
     database.execute(TABLE)
     config = configuration(database, tmp_path)
     with capturing(config):
