@@ -306,7 +306,7 @@ class IcebergSink:
                 version,
                 snapshot_id=written,
                 has_rows=_has_rows(summary),
-                mark=mark if mark.offset is None else replace(mark, ranges=()),
+                mark=mark,
                 loaded_ranges=ranges,
                 rows=int(summary.get("total-records", "0")),
             )
@@ -397,7 +397,7 @@ def _mark(summary: dict[str, str]) -> Mark:
         offset=int(summary[OFFSET]) if OFFSET in summary else None,
         changes=int(summary.get(CHANGES, "0")),
         load=summary.get(LOAD),
-        ranges=() if OFFSET in summary else tuple(json.loads(summary.get(RANGES, "[]"))),
+        ranges=tuple(json.loads(summary.get(RANGES, "[]"))),
     )
 
 

@@ -2,7 +2,7 @@
 
 The capture keeps a database snapshot S that agrees exactly with a place L in the stream.  Tables are read in ctid
 ranges under S; each commit to the lake names the ranges it finished and the pair (S, L) they were read under, so a load
-that was killed goes on with what is missing.  The last of them sets the offset from which changes are applied: the
+that was killed goes on with what is missing.  The closing commit sets the offset from which changes are applied: the
 first transaction that ended after L.  Until then the table is *loading* and no point covers it.
 
 If S is gone, what is loaded is brought to a new pair (`new_pair`); a table for which that cannot be done starts again.

@@ -42,7 +42,7 @@ _ATTEMPTS_MAX = 3  # then the table is parked, and tried again later
 _RETRY_S = 1.0
 
 TABLE_BEGUN = declare("load.table.begun", "a table is marked as loading, it has no rows yet")
-RANGE_APPENDED = declare("load.range.appended", "some ranges of a table are loaded, perhaps the last ones")
+RANGE_APPENDED = declare("load.range.appended", "some ranges of a table are loaded, others are not")
 CARRIED_OVER = declare("load.carried.over", "what is loaded of a table was brought to a new snapshot")
 TABLE_CLOSED = declare("load.table.closed", "a table is loaded and its offset set")
 
@@ -130,23 +130,13 @@ class TableLoad:
             self._close(source)
 
     def _close(self, source: SourceTable) -> None:
-        """By a commit of its own only if the last ranges did not come with it: a load was killed, or had none."""
-        version = self._table.version
-        assert version is not None
-        assert version.mark is not None
-        if version.mark.offset is None:
-            self._reached(self._sink.append(version, None, self._closing(source)))
+        assert self._table.version is not None
+        offset = self._means.applier.reader().position_after(self._pair.offer.lsn)
+        closed = Mark(self._log_id, source.shape.fingerprint, offset, load=self._pair.load)
+        self._table.version = self._sink.append(self._table.version, None, closed)
+        self._table.clean_to = offset
         self._table.progress.end()
         reach(TABLE_CLOSED)
-
-    def _closing(self, source: SourceTable) -> Mark:
-        offset = self._means.applier.reader().position_after(self._pair.offer.lsn)
-        return Mark(self._log_id, source.shape.fingerprint, offset, load=self._pair.load)
-
-    def _reached(self, version: Version) -> None:
-        self._table.version = version
-        if version.mark is not None and version.mark.offset is not None:
-            self._table.clean_to = version.mark.offset
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -209,7 +199,7 @@ class TableLoad:
             with self._means.connections.take(len(waiting)) as count:
                 group = [waiting.popleft() for _ in range(min(len(waiting), count * _RANGES_PER_CONNECTION))]
                 try:
-                    self._append(source, group, count, is_last=not waiting)
+                    self._append(source, group, count)
                     failures = 0
                     continue
                 except (SnapshotGone, Conflict, Locked):
@@ -224,12 +214,11 @@ class TableLoad:
             waiting.extendleft(reversed(group))
             self._stop.wait(_RETRY_S)
 
-    def _append(self, source: SourceTable, group: list[CtidRange], connections: int, *, is_last: bool) -> None:
+    def _append(self, source: SourceTable, group: list[CtidRange], connections: int) -> None:
         version = self._table.version
         assert version is not None
         assert version.mark is not None
-        mark = self._closing(source) if is_last else version.mark
-        mark = replace(mark, ranges=tuple(part.name for part in group))
+        mark = replace(version.mark, ranges=tuple(part.name for part in group))
         spark, config, here = self._means.spark, self._means.config, None
         if len(group) == 1:
             with self._connected() as connection:
@@ -244,7 +233,7 @@ class TableLoad:
             else:
                 files = files_by_executors(spark, config, source, group, layout, connections)
                 version = self._sink.append_files(version, files, mark)
-        self._reached(version)
+        self._table.version = version
         reach(RANGE_APPENDED)
         self._table.progress.loaded(len(group), version.rows)
         self._report()
