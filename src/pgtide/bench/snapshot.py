@@ -63,8 +63,9 @@ def _measure(work: Workload, tables: Sequence[str], rows: int, suffix: str, repe
         result.add_figure(f"spark_jdbc_rows_per_s{suffix}", [rows / one.seconds for one in jdbc])
     result.add_figure(f"rows_per_s{suffix}", rates)
     result.add_figure(f"copy_binary_rows_per_s{suffix}", copies)
-    for kind in sorted(ours[0].peak_mb):
-        result.add_figure(f"peak_rss_mb_{kind}{suffix}", [one.peak_mb.get(kind, 0.0) for one in ours])
+    for who, loads in (("", ours), ("spark_jdbc_", jdbc)):
+        for kind in sorted({kind for one in loads for kind in one.peak_mb}):
+            result.add_figure(f"{who}peak_rss_mb_{kind}{suffix}", [one.peak_mb.get(kind, 0.0) for one in loads])
     result.add_figure(f"peak_rss_mb{suffix}", [max(one.peak_mb.values()) for one in ours])
 
 
