@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
+
+from pgtide import local
+from pgtide.errors import PgtideError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +34,16 @@ def test_iceberg_and_delta_merge_in_one_session(spark: SparkSession, tmp_path: P
         rows = [tuple(row) for row in spark.sql(f"SELECT * FROM {target} ORDER BY id").collect()]
         assert rows == [(1, "uno"), (3, "three"), (4, "cuatro")]
     spark.sql("DROP TABLE lake.local_test.t")
+
+
+def test_session_that_runs_is_returned_as_it_is_or_refused(spark: SparkSession, tmp_path: Path) -> None:
+    settings = dict(spark.conf.getAll)
+    warehouse = settings["spark.sql.catalog.lake.warehouse"]
+    assert local.spark() is spark
+    assert local.spark(warehouse=warehouse) is spark
+    with pytest.raises(PgtideError, match=f"catalog lake is in {warehouse}, not in {tmp_path}"):
+        local.spark(warehouse=tmp_path)
+    assert dict(spark.conf.getAll) == settings
 
 
 def test_a_session_leaves_nothing_in_the_working_folder_and_says_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pgtide.errors import PgtideError
 from pgtide.local.jars import lakehouse_jars, postgres_jdbc_jars
 from pgtide.local.java import java_home
 
@@ -59,12 +60,17 @@ def build_session(
     """A session on `master`; `jars` are found or fetched when not given.
 
     The catalog is defined here only if `conf` does not define it (but for its cache, which is off unless `conf` says
-    otherwise); one in a Postgres database gets its driver.  A session that is already running in this process is
-    returned as it is, as Spark does.
+    otherwise); one in a Postgres database gets its driver.  A session of this process that has the catalog is returned
+    as it is: Spark would take the new settings in, and go on with the catalog as it was opened.
     """
     from pyspark.sql import SparkSession
 
     own = dict(conf or {})
+    running = _running(catalog)
+    if running is not None:
+        if warehouse is not None and f"spark.sql.catalog.{catalog}" not in own:
+            _check_warehouse(running, catalog, warehouse)
+        return running
     folder = Path(tempfile.mkdtemp(prefix="pgtide-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     brings_jars = "spark.jars" in own or "spark.jars.packages" in own
@@ -90,6 +96,25 @@ def build_session(
     for name, value in (settings | own).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _running(catalog: str) -> SparkSession | None:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession._instantiatedSession
+    if session is None or session._sc._jsc is None or session.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
+        return None
+    return session
+
+
+def _check_warehouse(session: SparkSession, catalog: str, warehouse: str | Path) -> None:
+    name = f"spark.sql.catalog.{catalog}.warehouse"
+    wanted, found = _catalog_settings(catalog, warehouse)[name], session.conf.get(name, None)
+    if found != wanted:
+        raise PgtideError(
+            f"This process has a Spark session already, whose catalog {catalog} is in {found}, not in {wanted}.",
+            remedy="Stop it first: spark.stop()",
+        )
 
 
 def _common_settings(folder: Path) -> dict[str, str]:
