@@ -16,7 +16,7 @@ from datetime import datetime
 from itertools import islice
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.types import (
@@ -85,12 +85,19 @@ class IcebergSink:
 
     def create(self, target: str, columns: StructType, properties: dict[str, str]) -> Version:
         namespace = target.rpartition(".")[0]
-        self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        self._make(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         definitions = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in columns)
         listed = ", ".join(f"{_literal(k)} = {_literal(v)}" for k, v in (_TABLE_PROPERTIES | properties).items())
-        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {target} ({definitions}) USING iceberg TBLPROPERTIES ({listed})")
+        self._make(f"CREATE TABLE IF NOT EXISTS {target} ({definitions}) USING iceberg TBLPROPERTIES ({listed})")
         reach(TABLE_CREATED)
         return _version(IcebergTable(self._spark, target))
+
+    def _make(self, statement: str) -> None:
+        """What another driver makes in the same moment, catalogs in a database tell as errors of any kind."""
+        try:
+            self._spark.sql(statement)
+        except (PySparkException, Py4JJavaError):
+            self._spark.sql(statement)
 
     def evolve(
         self, version: Version, columns: StructType, properties: dict[str, str], alterations: Alterations | None = None
