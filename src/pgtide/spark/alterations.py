@@ -42,10 +42,10 @@ class Alterations:
         due = {oid for oid in self._unseen if _place(reader, self._noted[oid].seen_lsn) <= done}
         return due, max((self._noted[oid].seen_lsn for oid in due), default=0)
 
-    def shapes(self, relation_oids: set[int]) -> dict[int, TableShape]:
-        """What is noted of these tables' columns and names."""
-        noted = {oid: self._noted[oid].shape for oid in relation_oids}
-        return {oid: shape for oid, shape in noted.items() if shape is not None}
+    def shapes(self, relation_oids: set[int], to: int) -> dict[int, TableShape]:
+        """What these tables are like at `to`, as far as only a note says it."""
+        found = {oid: self._unsent(oid, to) for oid in relation_oids}
+        return {oid: shape for oid, shape in found.items() if shape is not None}
 
     def followed(self, relation_oids: set[int]) -> None:
         """These are done with, or have parked their tables, which come again by themselves."""
@@ -72,13 +72,19 @@ class Alterations:
     def follow(self, table: MirrorTable, to: int) -> None:
         """To be called when all changes before `to` are in the table."""
         self.check(table)
-        note, reader = self._noted.get(table.shape.relation_oid), self._applier.reader()
+        note = self._noted.get(table.shape.relation_oid)
         if note is None or note.shape is None or table.mark is None or table.mark.shape == note.shape.fingerprint:
             return
+        shape = self._unsent(table.shape.relation_oid, to)
+        if shape is not None:
+            self._applier.reshape(table, shape, to)
+
+    def _unsent(self, relation_oid: int, to: int) -> TableShape | None:
+        """The shape that is noted, unless changes before `to` have brought it with them, or a newer one."""
+        note, reader = self._noted[relation_oid], self._applier.reader()
         place = _place(reader, note.seen_lsn)
-        # Changes from there on have brought this shape with them, or a newer one.
-        if _LONG_AGO < place <= to and not reader.plan(place, to, table.shape.relation_oid):
-            self._applier.reshape(table, note.shape, to)
+        sent = not _LONG_AGO < place <= to or reader.plan(place, to, relation_oid)
+        return None if sent else note.shape
 
 
 _LONG_AGO, _NOT_YET = -1, 1 << 62

@@ -431,7 +431,7 @@ class Mirror:
         """Tables that were altered without a change of a row."""
         due, lsn = self._alterations.look(self._reader, self._done)
         if due:
-            shapes = self._alterations.shapes(due)
+            shapes = self._alterations.shapes(due, self._done)
             self._take_in_unknown({oid: shape for oid, shape in shapes.items() if oid in self._tables})
             tables = [self._tables[oid] for oid in due & self._tables.keys()]
             tables = [table for table in tables if _is_streaming(table) or _is_untouched(table)]
