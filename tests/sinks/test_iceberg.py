@@ -24,7 +24,7 @@ from pgtide.errors import TableError
 from pgtide.failpoints import FailpointReached
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Version
 from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours
-from pgtide.sinks.iceberg_table import IcebergTable, quoted
+from pgtide.sinks.iceberg_table import MAIN, IcebergTable, quoted
 from pgtide.sinks.merge import DELETE, LOST_VALUE, keep_name, origin_name
 from tests.arming import armed
 from tests.waiting import wait_for
@@ -115,6 +115,20 @@ def test_first_write_of_a_new_table_is_compared_too(spark: SparkSession, sink: I
     with pytest.raises(Conflict):
         sink.append(empty, plain(spark, (2, "b")), mark(2))
     assert contents(spark, empty) == {1: "a"}
+
+
+def test_branch_that_main_has_moved_away_from_is_a_conflict(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    begun = sink.append(empty, None, mark(0))
+    assert begun.snapshot_id is not None
+    table = IcebergTable(spark, begun.target)
+    for name in ("first", "second"):
+        table.create_branch(name, begun.snapshot_id)
+        table.append_nothing(name, {})
+    table.forward(MAIN, "first")
+    with pytest.raises(Conflict, match="not an ancestor"):
+        table.forward(MAIN, "second")
 
 
 def test_mark_is_found_below_commits_of_others(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:

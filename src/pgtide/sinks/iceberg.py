@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -223,7 +224,8 @@ class IcebergSink:
         table = self._load(target)
         for branch in table.branches() if table else ():
             if branch.startswith(_BRANCH_PREFIX):
-                table.remove_branch(branch)  # type: ignore[union-attr]
+                with suppress(Conflict):  # somebody else sweeps, too
+                    table.remove_branch(branch)  # type: ignore[union-attr]
 
     def compact(self, target: str) -> bool:
         """Puts small files together and leaves deleted rows behind; returns whether there was more than one go holds.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -126,21 +127,26 @@ class IcebergTable:
         return [name for name in dict(self._table.refs()) if name != MAIN]
 
     def create_branch(self, name: str, snapshot_id: int) -> None:
-        _commit(self._table.manageSnapshots().createBranch(name, snapshot_id))
+        with _as_conflicts():
+            self._table.manageSnapshots().createBranch(name, snapshot_id).commit()
 
     def remove_branch(self, name: str) -> None:
-        _commit(self._table.manageSnapshots().removeBranch(name))
+        with _as_conflicts():
+            self._table.manageSnapshots().removeBranch(name).commit()
 
     def rename_branch(self, name: str, new: str) -> None:
-        _commit(self._table.manageSnapshots().renameBranch(name, new))
+        with _as_conflicts():
+            self._table.manageSnapshots().renameBranch(name, new).commit()
 
     def forward(self, base: str, branch: str) -> None:
         """Moves the base to the branch's head and drops the branch, in one commit; refuses when the base has moved."""
-        _commit(self._table.manageSnapshots().fastForwardBranch(base, branch).removeBranch(branch))
+        with _as_conflicts():
+            self._table.manageSnapshots().fastForwardBranch(base, branch).removeBranch(branch).commit()
 
     def put_in_place(self, branch: str) -> None:
         """Makes main what the branch is, though it does not descend from main, and drops the branch, in one commit."""
-        _commit(self._table.manageSnapshots().replaceBranch(MAIN, branch).removeBranch(branch))
+        with _as_conflicts():
+            self._table.manageSnapshots().replaceBranch(MAIN, branch).removeBranch(branch).commit()
 
     def snapshots(self) -> Iterator[tuple[int, datetime]]:
         """All that are kept and when they were made, the oldest first; also those that main does not descend from."""
@@ -250,9 +256,11 @@ def can_be_default(of: DataType, value: Any) -> bool:
     return isinstance(of, AtomicType) and not isinstance(of, VariantType) and finite
 
 
-def _commit(update: Any, method: str = "commit") -> None:
+@contextmanager
+def _as_conflicts() -> Iterator[None]:
+    """What says that the table has moved, as a Conflict: some is said at the commit, some while it is put together."""
     try:
-        getattr(update, method)()
+        yield
     except Py4JJavaError as error:
         if is_conflict(error):
             raise Conflict(_first_line(error)) from error
@@ -260,6 +268,11 @@ def _commit(update: Any, method: str = "commit") -> None:
     except IllegalArgumentException as error:
         # "Cannot fast-forward: main is not an ancestor of …", "Ref does not exist" (another driver cleaned up).
         raise Conflict(str(error).splitlines()[0]) from error
+
+
+def _commit(update: Any, method: str = "commit") -> None:
+    with _as_conflicts():
+        getattr(update, method)()
 
 
 def is_conflict(error: BaseException) -> bool:
