@@ -36,7 +36,7 @@ def configuration(
     config = Config(
         source=Source(**{"dsn": database.dsn, "slot": database.name + slot_suffix, **source}),
         log=log or Log(path="log"),
-        snapshot=Snapshot(initial=initial, reads_in_log=reads_in_log),
+        snapshot=Snapshot(initial=initial, reads_in_log=reads_in_log, range_bytes=2 * 8192),
     )
     return config.at(folder / "pgtide.toml")
 
@@ -139,7 +139,7 @@ def source_rows(database: Database, table: str, key: str = "id") -> dict[Any, di
 class CaptureProcess:
     """`pgtide capture` as a child, to be killed."""
 
-    def __init__(self, config: Config, failpoints: str = "", *, range_bytes: int = 0) -> None:
+    def __init__(self, config: Config, failpoints: str = "") -> None:
         file = config.file
         if not file.exists():
             file.write_text(
@@ -148,12 +148,13 @@ class CaptureProcess:
                 f'[log]\npath = "{config.log.path}"\nflush_interval_ms = {config.log.flush_interval_ms}\n'
                 f'[snapshot]\ninitial = "{config.snapshot.initial}"\n'
                 f"reads_in_log = {str(config.snapshot.reads_in_log).lower()}\n"
+                f"range_bytes = {config.snapshot.range_bytes}\n"
                 f"[capture]\ntransaction_memory_bytes = {config.capture.transaction_memory_bytes}\n"
             )
         self.output = file.parent / "capture.out"
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, *_program(range_bytes), "capture", "--config", str(file)],
+                [sys.executable, "-m", "pgtide", "capture", "--config", str(file)],
                 env=os.environ | {ENVIRONMENT_VARIABLE: failpoints},
                 stdout=output,
                 stderr=output,
@@ -180,11 +181,3 @@ class CaptureProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def _program(range_bytes: int) -> list[str]:
-    """`pgtide`; with `range_bytes`, one that cuts small tables into several ranges."""
-    if not range_bytes:
-        return ["-m", "pgtide"]
-    small = f"from pgtide.snapshot import table_ranges; table_ranges._RANGE_BYTES = {range_bytes}"
-    return ["-c", f"{small}; from pgtide.cli import main; main()"]

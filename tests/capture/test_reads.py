@@ -26,13 +26,11 @@ from tests.waiting import wait_for
 
 ROWS = 600
 TABLES = ("a", "b")
-SMALL = 2 * 8192
 
 
 @pytest.fixture
-def filled(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
+def filled(database: Database) -> Database:
     """Two tables of several ranges each."""
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", SMALL)
     for table in TABLES:
         database.execute(
             f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)",
@@ -94,16 +92,13 @@ def test_without_the_option_there_are_no_reads(filled: Database, tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(2, 8))])
-def test_reads_under_a_seeded_load_over_every_kind_of_change(
-    seed: int, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_under_a_seeded_load_over_every_kind_of_change(seed: int, database: Database, tmp_path: Path) -> None:
     """Key changes, unchanged large values, TRUNCATE, a table without key; killed in between, and read again."""
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", SMALL)
     database.execute(*SEEDED)
     config = configuration(database, tmp_path, reads_in_log=True)
     with writing(database, seed, pause_s=0.001):
         for count in (3, 30):
-            CaptureProcess(config, f"capture.reads.range=kill@{count}", range_bytes=SMALL).wait_for_death()
+            CaptureProcess(config, f"capture.reads.range=kill@{count}").wait_for_death()
         with capturing(config):
             wait_until_read(database, config, len(NAMES))
     with capturing(config):
@@ -115,8 +110,8 @@ def test_capture_killed_again_and_again_while_it_reads_tables(filled: Database, 
     config = configuration(filled, tmp_path, reads_in_log=True, initial="bulk")
     with traffic(filled):
         for point in READS:  # the third finds a finished, the fourth b
-            CaptureProcess(config, f"{point}=kill", range_bytes=SMALL).wait_for_death()
-        process = CaptureProcess(config, range_bytes=SMALL)
+            CaptureProcess(config, f"{point}=kill").wait_for_death()
+        process = CaptureProcess(config)
         wait_until_read(filled, config, 2)
     reader = wait_until_captured(filled, config)
     process.stop()
@@ -266,7 +261,7 @@ def test_status_tells_what_is_read(filled: Database, tmp_path: Path) -> None:
 def test_reads_into_a_log_on_s3(filled: Database, tmp_path: Path, bucket: str) -> None:
     config = configuration(filled, tmp_path, reads_in_log=True, log=Log(path=f"{bucket}/log", flush_interval_ms=20))
     with traffic(filled):
-        CaptureProcess(config, "capture.reads.range=kill@3", range_bytes=SMALL).wait_for_death()
+        CaptureProcess(config, "capture.reads.range=kill@3").wait_for_death()
         with capturing(config):
             wait_for(
                 lambda: [note.finished for note in noted_reads(config.log_location).values()] == [True, True],

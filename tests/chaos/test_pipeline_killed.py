@@ -100,12 +100,13 @@ def test_pipeline_killed_at_point_after_point(
     for table in "ab":
         database.execute(
             f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)",
-            f"INSERT INTO {table} SELECT -i, i, 'before' FROM generate_series(1, 500) i",
+            f"INSERT INTO {table} SELECT -i, i, repeat('before', 20) FROM generate_series(1, 500) i",
         )
     config = tmp_path / "pgtide.toml"
     config.write_text(
         f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n[log]\npath = "log"\n'
         '[mirror]\nwarehouse = "lake"\ntrigger_seconds = 0.1\n'
+        "[snapshot]\nrange_bytes = 8192\nconnections = 2\n"  # four ranges to a commit, more to a table
         '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
     )
     with traffic(database, pause_s=0.02):
@@ -129,6 +130,7 @@ def test_load_under_seeded_writes_killed_at_every_point_and_with_its_server(
         config.write_text(
             f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n[log]\npath = "log"\n'
             '[mirror]\nwarehouse = "lake"\ntrigger_seconds = 0.1\n'
+            "[snapshot]\nrange_bytes = 8192\nconnections = 2\n"  # four ranges to a commit, more to a table
             '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
         )
         with writing(database, seed=20261116):

@@ -131,6 +131,39 @@ def test_branch_that_main_has_moved_away_from_is_a_conflict(
         table.forward(MAIN, "second")
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_transaction_that_moves_main_is_refused_when_the_table_has_changed_meanwhile(
+    spark: SparkSession, sink: IcebergSink, empty: Version, is_new: bool
+) -> None:
+    begun = empty if is_new else sink.append(empty, None, mark(0))
+    transaction = IcebergTable(spark, begun.target).transaction()
+    if begun.snapshot_id is not None:
+        transaction.create_branch("mine", begun.snapshot_id)
+    transaction.append_nothing("mine", {"by": "me"})
+    transaction.forward(MAIN, "mine")
+    other = sink.append(begun, plain(spark, (1, "another's")), mark(1))
+    with pytest.raises(Conflict):
+        transaction.commit()
+    assert recorded(sink, begun) == other
+    assert contents(spark, begun) == {1: "another's"}
+
+
+def test_only_one_of_two_writes_without_rows_takes_effect(sink: IcebergSink, empty: Version) -> None:
+    begun = sink.append(empty, None, mark(0))
+
+    def write(number: int) -> bool:
+        try:
+            sink.append(begun, None, mark(number))
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(write, [1, 2, 3]))
+    assert sorted(results) == [False, False, True]
+    assert recorded(sink, begun).mark == mark(1 + results.index(True))
+
+
 def test_mark_is_found_below_commits_of_others(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:
     written = sink.append(empty, plain(spark, (1, "a")), mark(10))
     spark.sql(f"INSERT INTO {empty.target} VALUES (2, 'by hand')")

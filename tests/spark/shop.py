@@ -60,6 +60,11 @@ class Shop:
     spark: SparkSession
     config: Config
 
+    def read_in_ranges_of(self, length_bytes: int) -> None:
+        file = self.config.file
+        file.write_text(file.read_text().replace("[snapshot]\n", f"[snapshot]\nrange_bytes = {length_bytes}\n"))
+        self.config = load_config(file)
+
     @contextmanager
     def capturing(self) -> Iterator[None]:
         capture = Capture(self.config)

@@ -32,7 +32,7 @@ def answered(
             f"SELECT pg_export_snapshot(), '{table}'::regclass::oid::int8".encode()
         ).fetchall()
         source = source_table(reader, oid, snapshot, "", ())
-        looked_in = cut(reader, source) if ranges is None else ranges
+        looked_in = cut(reader, source, 1 << 20) if ranges is None else ranges
         keyed = KeyedTable(source, key_types(reader, source.shape), tuple(leaves(reader, source)), tuple(looked_in))
         database.execute(*meanwhile)
         asked = pa.table({f"k{n}": pa.array(column, pa.string()) for n, column in enumerate(zip(*keys, strict=True))})

@@ -33,7 +33,7 @@ def test_rows_there_before_and_changes_made_meanwhile_both_arrive(shop: Shop) ->
 
 
 def test_large_table_is_read_in_ranges_by_executors(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 5 * 8192)
+    shop.read_in_ranges_of(5 * 8192)
     monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     with shop.capturing():
@@ -46,7 +46,7 @@ def test_large_table_is_read_in_ranges_by_executors(shop: Shop, monkeypatch: pyt
 
 
 def test_load_goes_on_where_it_was_broken_off(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 2 * 8192)
+    shop.read_in_ranges_of(2 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     with shop.capturing():
         with armed("load.range.appended=raise@5"):  # later than the other tables have ranges: it hits orders
@@ -66,8 +66,13 @@ def test_load_goes_on_where_it_was_broken_off(shop: Shop, monkeypatch: pytest.Mo
 
 def test_table_truncated_after_the_snapshot_is_loaded_under_a_new_one(shop: Shop) -> None:
     with shop.capturing():
+        first = offered_snapshot(shop.config.log_path)
+        assert first is not None
         shop.database.execute("TRUNCATE orders", "INSERT INTO orders VALUES (1, 1, 'after')")
         shop.mirror_until_equal(*ALL)
+        pairs = [pair for pair, commits in shop.loads("public.orders").items() if any(commits)]
+        assert len(pairs) == 1
+        assert not pairs[0].startswith(f"{first.name}@"), "the snapshot in which the table looks empty was believed"
 
 
 def test_load_asks_for_a_new_snapshot_when_the_old_one_died(shop: Shop) -> None:

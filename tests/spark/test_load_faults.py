@@ -50,24 +50,20 @@ def wait_until_parked(shop: Shop, table: str) -> None:
 
 @contextmanager
 def held_before_reading(shop: Shop, folder: Path) -> Iterator[None]:
-    """In the block all tables are marked as loading, and none is read; then they go on."""
+    """In the block all tables are there to be loaded, and none is read; then they go on."""
     held = folder / "held"
     arm(f"load.table.begun=hold:{held}")
     try:
         wait_for(Path(f"{held}.held").exists, limit_s=120, what="the load to begin")
-        wait_for(lambda: is_loading(shop, "broken"), limit_s=120, what="the table to be marked")
+        wait_for(lambda: is_there(shop, "broken"), limit_s=120, what="the table to be there")
         yield
     finally:
         arm("")
         held.touch()
 
 
-def is_loading(shop: Shop, table: str) -> bool:
-    query = f"SELECT 1 FROM lake.{shop.config.mirror.namespace}.{table}.snapshots WHERE summary['pgtide.load'] <> ''"
-    try:
-        return shop.spark.sql(query).count() > 0
-    except Exception:  # noqa: BLE001 - the table may not be there yet
-        return False
+def is_there(shop: Shop, table: str) -> bool:
+    return shop.spark.catalog.tableExists(f"lake.{shop.config.mirror.namespace}.{table}")
 
 
 @pytest.mark.timeout(600)
@@ -110,9 +106,9 @@ def test_table_that_is_locked_for_long_does_not_hold_up_the_others(
 
 
 @pytest.mark.timeout(600)
-def test_load_goes_on_when_its_connections_are_cut(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_goes_on_when_its_connections_are_cut(shop: Shop, tmp_path: Path) -> None:
     """Those that read, and then the one that keeps the snapshot."""
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 4 * 8192)
+    shop.read_in_ranges_of(4 * 8192)
     cut = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         "AND pid <> pg_backend_pid() AND state = 'idle in transaction'"
@@ -128,7 +124,7 @@ def test_range_whose_connection_is_cut_while_rows_flow_is_read_again(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.database.execute("UPDATE broken SET note = repeat('x', 500)", "VACUUM FULL broken")
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 20 * 8192)
+    shop.read_in_ranges_of(20 * 8192)
     monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)
 
     def slow(*arguments: Any) -> SourceTable:
@@ -153,7 +149,7 @@ def test_range_whose_connection_is_cut_while_rows_flow_is_read_again(
 def test_column_that_is_added_in_the_middle_of_a_load_has_its_default_in_all_rows(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 4 * 8192)
+    shop.read_in_ranges_of(4 * 8192)
     monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     held = tmp_path / "held"

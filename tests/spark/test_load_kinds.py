@@ -63,7 +63,7 @@ def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Sh
 
 @pytest.mark.timeout(600)
 def test_tables_of_every_kind_are_loaded_and_followed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 20 * 8192)
+    shop.read_in_ranges_of(20 * 8192)
     monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 1 << 20)
     with shop.capturing(), shop.mirroring_from_here() as wait_until_equal:
         shop.database.execute(

@@ -21,13 +21,12 @@ from tests.waiting import wait_for
 def test_killed_server_in_the_middle_of_a_load_loses_and_repeats_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 12 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     monkeypatch.setattr("pgtide.spark.new_pair.DRIVER_ROWS", 50)  # more changes are looked through by executors
     held = tmp_path / "held"
     with local.postgres() as server, ExitStack() as ended:
         database = create_database(server)
-        shop = open_shop(database, spark, tmp_path)
+        shop = open_shop(database, spark, tmp_path, snapshot=f"range_bytes = {12 * 8192}")
         database.execute("DROP TABLE customers, orders, empty", *TABLES)
         with writing(database, seed=20261115):
             ended.enter_context(shop.capturing())

@@ -20,9 +20,8 @@ TABLES = ("orders", "truncated", "rewritten", "altered", "keyless")
 @pytest.fixture
 def shop(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Five tables of some ranges each."""
-    monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 7 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
-    shop = open_shop(database, spark, tmp_path, snapshot="connections = 5")
+    shop = open_shop(database, spark, tmp_path, snapshot=f"connections = 5\nrange_bytes = {7 * 8192}")
     database.execute("DROP TABLE customers, empty", "ALTER TABLE orders ADD big text")
     for table in TABLES[1:]:
         database.execute(

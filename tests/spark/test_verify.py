@@ -114,7 +114,7 @@ def test_planted_corruption_is_found_and_shown(shop: Shop, monkeypatch: pytest.M
         shop.spark.sql(f"INSERT INTO {lake}.things (id, part) VALUES (77, 'nowhere')")
         shop.spark.sql(f"INSERT INTO {lake}.visits SELECT * FROM {lake}.visits WHERE page = 'page 1' AND n = 1")
         monkeypatch.setattr("pgtide.spark.source_rows._DRIVER_BYTES", 0)  # read by executors, in ranges
-        monkeypatch.setattr("pgtide.snapshot.table_ranges._RANGE_BYTES", 8192)
+        shop.read_in_ranges_of(8192)
         found = verify(shop)
     assert not found.equal
     assert sorted(name for name, comparison in found.tables.items() if not comparison.equal) == [

@@ -173,7 +173,7 @@ class _TableReader:
         limits = ReadLimits(snapshot.statement_timeout_seconds, self._watch.reader_name(oid))
         source = replace(found, limits=limits)
         pieces = _Pieces(source.shape, self._pair, self._put, supersedes=table.supersedes)
-        ranges = deque(cut(self._connection, source))
+        ranges = deque(cut(self._connection, source, snapshot.range_bytes))
         while ranges:
             part, made_way = ranges.popleft(), self._watch.let_through(oid)
             pieces.begin_range()

@@ -248,6 +248,11 @@ class Snapshot(Section):
         "the mirror passes them over.",
     )
     connections: int = Field(4, ge=1, le=64, description="How many connections may read at once, over all tables.")
+    range_bytes: int = Field(
+        128 << 20,
+        ge=8192,
+        description="How much of a table is read at once, and becomes a file of the lake; what a kill loses is a few.",
+    )
     statement_timeout_seconds: float = Field(
         600,
         ge=0,

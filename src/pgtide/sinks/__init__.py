@@ -53,7 +53,7 @@ class Version:
     target: str
     snapshot_id: int | None  # None: nothing was ever written to it
     has_rows: bool  # may be true for a table whose rows were all deleted, never false for one with rows
-    mark: Mark | None  # None: nobody marked it
+    mark: Mark | None  # without its ranges; None: nobody marked it
     loaded_ranges: frozenset[str] = frozenset()  # loading: all ranges finished so far
     properties: dict[str, str] = field(default_factory=dict)
     rows: int = 0  # at least so many, as far as the table itself counts them; for people

@@ -160,22 +160,17 @@ class IcebergSink:
             self._spark.catalog.dropTempView(view)
 
     def replace(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
-        def overwrite(table: IcebergTable, branch: str) -> None:
-            if rows is None:
-                table.delete_everything(branch, _summary(mark))
-            else:
-                self._writer(version, branch, rows, mark).overwrite(lit(True))
-
-        return self._swap(version, mark, overwrite)
+        if rows is None:
+            return self._swap_at_once(
+                version, mark, lambda table, branch: table.delete_everything(branch, _summary(mark))
+            )
+        writer = self._writer
+        return self._swap(version, mark, lambda _, branch: writer(version, branch, rows, mark).overwrite(lit(True)))
 
     def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
-        def add(table: IcebergTable, branch: str) -> None:
-            if rows is None:
-                table.append_nothing(branch, _summary(mark))
-            else:
-                self._writer(version, branch, rows, mark).append()
-
-        return self._swap(version, mark, add)
+        if rows is None:
+            return self._swap_at_once(version, mark, lambda table, branch: table.append_nothing(branch, _summary(mark)))
+        return self._swap(version, mark, lambda _, branch: self._writer(version, branch, rows, mark).append())
 
     def file_layout(self, version: Version) -> FileLayout | None:
         table = IcebergTable(self._spark, version.target)
@@ -184,7 +179,9 @@ class IcebergSink:
         )
 
     def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
-        return self._swap(version, mark, lambda table, branch: table.append_files(branch, paths, _summary(mark)))
+        return self._swap_at_once(
+            version, mark, lambda table, branch: table.append_files(branch, paths, _summary(mark))
+        )
 
     def _writer(self, version: Version, branch: str, rows: DataFrame, mark: Mark) -> DataFrameWriterV2:
         """Columns that the rows do not have are null; rows that are written live."""
@@ -268,14 +265,7 @@ class IcebergSink:
     def _swap(self, version: Version, mark: Mark, write: Callable[[IcebergTable, str], None]) -> Version:
         """The compare-and-swap: branch at the version, write with the mark, forward main, or raise Conflict."""
         table = IcebergTable(self._spark, version.target)
-        branch = _BRANCH_PREFIX + secrets.token_hex(8)
-        if table.head(_base(version)) != version.snapshot_id:
-            raise Conflict(f"{version.target} has moved since its mark was read.")
-        if version.snapshot_id is None:
-            # A branch needs a snapshot to stand on: the first commit of a table makes it.
-            table.append_nothing(branch, {})
-        else:
-            table.create_branch(branch, version.snapshot_id)
+        branch = _branch_at(table, version)
         try:
             reach(BRANCH_CREATED)
             try:
@@ -294,11 +284,9 @@ class IcebergSink:
     def _forward(self, table: IcebergTable, version: Version, branch: str, mark: Mark) -> Version:
         for attempt in range(_FORWARD_ATTEMPTS):
             table.refresh()
-            written = table.head(branch)
-            if written is None or table.head(_base(version)) != version.snapshot_id:
+            if table.head(branch) is None or table.head(_base(version)) != version.snapshot_id:
                 raise Conflict(f"{version.target} has moved during the write.")
-            summary = next(table.summaries(written))[1]
-            assert summary.get(LOG) == mark.log_id, "the commit on the branch does not carry the mark"
+            written = _written(table, version, branch, mark)
             try:
                 table.forward(_base(version), branch)
             except Conflict:
@@ -307,18 +295,25 @@ class IcebergSink:
                     raise
                 continue
             reach(FORWARDED)
-            # Ranges count only together with those read under the same snapshot.
-            same_load = version.mark is not None and version.mark.load == mark.load
-            earlier = version.loaded_ranges if same_load else frozenset()
-            ranges = earlier | set(mark.ranges) if mark.offset is None else frozenset()
-            return replace(
-                version,
-                snapshot_id=written,
-                has_rows=_has_rows(summary),
-                mark=mark,
-                loaded_ranges=ranges,
-                rows=int(summary.get("total-records", "0")),
-            )
+            return written
+        raise AssertionError("unreachable")
+
+    def _swap_at_once(self, version: Version, mark: Mark, write: Callable[[IcebergTable, str], None]) -> Version:
+        """The same for writes that Spark has no part in: branch, write and forward are one commit, not three."""
+        for attempt in range(_FORWARD_ATTEMPTS):
+            table = IcebergTable(self._spark, version.target).transaction()
+            branch = _branch_at(table, version)
+            write(table, branch)
+            written = _written(table, version, branch, mark)
+            table.forward(_base(version), branch)
+            try:
+                table.commit()
+            except Conflict:
+                if attempt + 1 == _FORWARD_ATTEMPTS:
+                    raise
+                continue
+            reach(FORWARDED)
+            return written
         raise AssertionError("unreachable")
 
     def _abandon(self, table: IcebergTable, branch: str) -> None:
@@ -336,6 +331,38 @@ class IcebergSink:
             if _is_missing(error):
                 return None
             raise
+
+
+def _branch_at(table: IcebergTable, version: Version) -> str:
+    """A new branch that stands where the version does; Conflict if the version is no longer the table's."""
+    if table.head(_base(version)) != version.snapshot_id:
+        raise Conflict(f"{version.target} has moved since its mark was read.")
+    branch = _BRANCH_PREFIX + secrets.token_hex(8)
+    if version.snapshot_id is None:
+        # A branch needs a snapshot to stand on: the first commit of a table makes it.
+        table.append_nothing(branch, {})
+    else:
+        table.create_branch(branch, version.snapshot_id)
+    return branch
+
+
+def _written(table: IcebergTable, version: Version, branch: str, mark: Mark) -> Version:
+    """What the version has become on the branch."""
+    head = table.head(branch)
+    summary = next(table.summaries(head))[1]
+    assert summary.get(LOG) == mark.log_id, "the commit on the branch does not carry the mark"
+    # Ranges count only together with those read under the same snapshot.
+    same_load = version.mark is not None and version.mark.load == mark.load
+    earlier = version.loaded_ranges if same_load else frozenset()
+    ranges = earlier | set(mark.ranges) if mark.offset is None else frozenset()
+    return replace(
+        version,
+        snapshot_id=head,
+        has_rows=_has_rows(summary),
+        mark=replace(mark, ranges=()),
+        loaded_ranges=ranges,
+        rows=int(summary.get("total-records", "0")),
+    )
 
 
 def _meets_nothing(table: IcebergTable, changes: Changes) -> bool:
@@ -376,7 +403,7 @@ def _version(table: IcebergTable, branch: str = MAIN) -> Version:
         if LOG not in summary:
             continue
         found = _mark(summary)
-        mark = mark or found
+        mark = mark or replace(found, ranges=())
         if mark.offset is None and found.offset is None and found.load == mark.load:
             ranges.update(found.ranges)
     beside = branch == BESIDE

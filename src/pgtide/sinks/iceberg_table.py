@@ -60,6 +60,9 @@ class IcebergTable:
     def refresh(self) -> None:
         self._table.refresh()
 
+    def transaction(self) -> IcebergTransaction:
+        return IcebergTransaction(self)
+
     def head(self, branch: str = MAIN) -> int | None:
         snapshot = self._table.snapshot(branch)
         return None if snapshot is None else int(snapshot.snapshotId())
@@ -128,25 +131,28 @@ class IcebergTable:
 
     def create_branch(self, name: str, snapshot_id: int) -> None:
         with _as_conflicts():
-            self._table.manageSnapshots().createBranch(name, snapshot_id).commit()
+            self._references().createBranch(name, snapshot_id).commit()
 
     def remove_branch(self, name: str) -> None:
         with _as_conflicts():
-            self._table.manageSnapshots().removeBranch(name).commit()
+            self._references().removeBranch(name).commit()
 
     def rename_branch(self, name: str, new: str) -> None:
         with _as_conflicts():
-            self._table.manageSnapshots().renameBranch(name, new).commit()
+            self._references().renameBranch(name, new).commit()
 
     def forward(self, base: str, branch: str) -> None:
         """Moves the base to the branch's head and drops the branch, in one commit; refuses when the base has moved."""
         with _as_conflicts():
-            self._table.manageSnapshots().fastForwardBranch(base, branch).removeBranch(branch).commit()
+            self._references().fastForwardBranch(base, branch).removeBranch(branch).commit()
 
     def put_in_place(self, branch: str) -> None:
         """Makes main what the branch is, though it does not descend from main, and drops the branch, in one commit."""
         with _as_conflicts():
-            self._table.manageSnapshots().replaceBranch(MAIN, branch).removeBranch(branch).commit()
+            self._references().replaceBranch(MAIN, branch).removeBranch(branch).commit()
+
+    def _references(self) -> Any:
+        return self._table.manageSnapshots()
 
     def snapshots(self) -> Iterator[tuple[int, datetime]]:
         """All that are kept and when they were made, the oldest first; also those that main does not descend from."""
@@ -242,6 +248,25 @@ class IcebergTable:
         self._jvm.org.apache.iceberg.spark.CommitMetadata.withCommitProperties(properties, call, error_class)
         if call.error is not None:
             raise call.error
+
+
+class IcebergTransaction(IcebergTable):
+    """A table whose commits take effect together, when `commit` does; what Spark writes cannot be a part of it."""
+
+    def __init__(self, table: IcebergTable) -> None:
+        self.identifier, self._spark, self._jvm = table.identifier, table._spark, table._jvm
+        self._transaction = table._table.newTransaction()
+        self._table = self._transaction.table()
+
+    def _references(self) -> Any:
+        return self._transaction.manageSnapshots()
+
+    def commit(self) -> None:
+        """Refuses, if branches were moved, when anything about the table has changed since the transaction began.
+
+        Iceberg would do the rest of the transaction again on what it finds then; what moves branches it cannot.
+        """
+        _commit(self._transaction, "commitTransaction")
 
 
 def _with_summary(update: Any, summary: dict[str, str]) -> Any:

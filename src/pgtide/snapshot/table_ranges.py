@@ -14,8 +14,6 @@ from pgtide.replication.published import published_tables
 from pgtide.snapshot.copy_range import TableAsOf, dropped, under_snapshot
 from pgtide.snapshot.ctid_ranges import CtidRange
 
-_RANGE_BYTES = 128 << 20
-
 
 def table_as_of(
     connection: Connection, relation_oid: int, snapshot: str, server_started: str, publications: Sequence[str]
@@ -48,8 +46,8 @@ def leaves(connection: Connection, table: TableAsOf) -> list[int]:
     return [row[0] for row in found] or [oid]
 
 
-def cut(connection: Connection, table: TableAsOf) -> list[CtidRange]:
-    """All ranges of the table, each of about one output file; the last one of each leaf is open at its end."""
+def cut(connection: Connection, table: TableAsOf, range_bytes: int) -> list[CtidRange]:
+    """All ranges of the table, none much larger than that; the last one of each leaf is open at its end."""
     ranges = []
     for leaf in leaves(connection, table):
         # The size is read after the snapshot is taken: the other way round rows could lie beyond it.
@@ -63,7 +61,7 @@ def cut(connection: Connection, table: TableAsOf) -> list[CtidRange]:
         if size is None:
             continue  # attached after the snapshot was taken
         file, blocks, length_bytes = size
-        count = -(-length_bytes // _RANGE_BYTES) or 1
+        count = -(-length_bytes // range_bytes) or 1
         step = -(-blocks // count) or 1  # all of one size, so that nobody waits for the one who has the last long one
         starts = list(range(0, max(blocks, 1), step))
         ranges += [CtidRange(leaf, file, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]

@@ -41,7 +41,7 @@ _CONFLICTS_MAX = 10
 _ATTEMPTS_MAX = 3  # then the table is parked, and tried again later
 _RETRY_S = 1.0
 
-TABLE_BEGUN = declare("load.table.begun", "a table is marked as loading, it has no rows yet")
+TABLE_BEGUN = declare("load.table.begun", "a table that is to be loaded exists, it has no rows yet")
 RANGE_APPENDED = declare("load.range.appended", "some ranges of a table are loaded, others are not")
 CARRIED_OVER = declare("load.carried.over", "what is loaded of a table was brought to a new snapshot")
 TABLE_CLOSED = declare("load.table.closed", "a table is loaded and its offset set")
@@ -120,23 +120,24 @@ class TableLoad:
         table.version = self._begun(source, version)
         reach(TABLE_BEGUN)
         with self._means.connections.take(), self._connected() as connection:
-            parts = cut(connection, source)
+            parts = cut(connection, source, self._means.config.snapshot.range_bytes)
             length_bytes = table_bytes(connection, source)
         left = missing(parts, loaded_ranges(table.version))
         table.progress.begin(table.name, length_bytes, len(parts) - len(left), len(parts), table.version.rows)
         self._report()
         self._read(source, left)
-        if not self._stop.is_set():
-            self._close(source)
+        if not left and not self._stop.is_set():
+            table.version = self._sink.append(table.version, None, self._closing(source))
+        mark = table.version.mark
+        if mark is not None and mark.offset is not None:
+            table.clean_to = mark.offset
+            table.progress.end()
+            reach(TABLE_CLOSED)
 
-    def _close(self, source: SourceTable) -> None:
-        assert self._table.version is not None
+    def _closing(self, source: SourceTable) -> Mark:
+        """The mark of the commit that completes the load."""
         offset = self._means.applier.reader().position_after(self._pair.offer.lsn)
-        closed = Mark(self._log_id, source.shape.fingerprint, offset, load=self._pair.load)
-        self._table.version = self._sink.append(self._table.version, None, closed)
-        self._table.clean_to = offset
-        self._table.progress.end()
-        reach(TABLE_CLOSED)
+        return Mark(self._log_id, source.shape.fingerprint, offset, load=self._pair.load)
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -161,6 +162,8 @@ class TableLoad:
         if mark is not None and mark.load == self._pair.load:
             return version
         loading = Mark(self._log_id, source.shape.fingerprint, load=self._pair.load)
+        if version.snapshot_id is None:
+            return replace(version, mark=loading)  # nothing to be told apart from: the first ranges bring the mark
         if mark is not None and version.loaded_ranges:
             try:
                 carried = self._carried_over(source, version, loading)
@@ -199,7 +202,7 @@ class TableLoad:
             with self._means.connections.take(len(waiting)) as count:
                 group = [waiting.popleft() for _ in range(min(len(waiting), count * _RANGES_PER_CONNECTION))]
                 try:
-                    self._append(source, group, count)
+                    self._append(source, group, count, is_last=not waiting)
                     failures = 0
                     continue
                 except (SnapshotGone, Conflict, Locked):
@@ -214,11 +217,11 @@ class TableLoad:
             waiting.extendleft(reversed(group))
             self._stop.wait(_RETRY_S)
 
-    def _append(self, source: SourceTable, group: list[CtidRange], connections: int) -> None:
+    def _append(self, source: SourceTable, group: list[CtidRange], connections: int, *, is_last: bool) -> None:
         version = self._table.version
         assert version is not None
         assert version.mark is not None
-        mark = replace(version.mark, ranges=tuple(part.name for part in group))
+        mark = replace(self._closing(source) if is_last else version.mark, ranges=tuple(part.name for part in group))
         spark, config, here = self._means.spark, self._means.config, None
         if len(group) == 1:
             with self._connected() as connection:
@@ -234,7 +237,8 @@ class TableLoad:
                 files = files_by_executors(spark, config, source, group, layout, connections)
                 version = self._sink.append_files(version, files, mark)
         self._table.version = version
-        reach(RANGE_APPENDED)
+        if not is_last:
+            reach(RANGE_APPENDED)
         self._table.progress.loaded(len(group), version.rows)
         self._report()
 

@@ -180,7 +180,7 @@ class Verifier:
             timeout_s = self._config.source.connect_timeout_seconds
             server = Server(self._config.source.dsn, source.server_started)
             with server.connect(timeout_s=timeout_s) as connection:
-                ranges = cut(connection, source)
+                ranges = cut(connection, source, self._config.snapshot.range_bytes)
                 here = rows_here(connection, source, ranges)
             if here is None:
                 return ranges
