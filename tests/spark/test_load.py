@@ -11,6 +11,7 @@ from pgtide.log.control import offered_snapshot
 from tests.arming import armed
 from tests.database import Database
 from tests.spark.shop import Shop, open_shop
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -62,6 +63,25 @@ def test_load_goes_on_where_it_was_broken_off(shop: Shop, monkeypatch: pytest.Mo
         shop.mirror_until_equal(*ALL)
         named = [part.name for commits in shop.loads("public.orders").values() for commit in commits for part in commit]
         assert sorted(named) == sorted(ranges), "commits of changes name no ranges"
+
+
+def test_table_that_is_loaded_streams_while_others_are_still_loaded(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.read_in_ranges_of(2 * 8192)
+    monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
+    held = tmp_path / "held"
+    with (
+        shop.capturing(),
+        armed(f"load.range.appended=hold:{held}"),
+        shop.mirroring_from_here() as wait_until_equal,
+    ):
+        wait_for(Path(f"{held}.held").exists, limit_s=60, what="some of orders to be loaded")
+        shop.database.execute("UPDATE customers SET name = 'later'", "DELETE FROM orders WHERE id % 3 = 0")
+        wait_until_equal("public.customers", "public.empty")
+        assert not shop.is_covered("public.orders")
+        held.touch()
+        wait_until_equal(*ALL)
 
 
 def test_table_truncated_after_the_snapshot_is_loaded_under_a_new_one(shop: Shop) -> None:

@@ -1,12 +1,13 @@
-"""Tables that join while the others stream: new ones, those that come back after a gap, and those to be loaded anew.
+"""Tables that are loaded and join those that stream: all at a first start, later new ones, those that come back after a
+gap, and those to be loaded anew.
 
 A new table is filled where it is.  One that has rows already is loaded beside them, on a branch of the lake table that
 no reader sees, and takes over in one commit: readers see the old rows or the new, never none or half.  That the branch
 is there is what a mirror that was killed goes on by.
 
-Loads run in a thread of their own, one after the other.  A table that is loaded joins at the end of a batch that has
-passed the place from which its changes are to be applied; until then no point covers it, unless its old rows are still
-being kept up to date.
+Loads run in a thread of their own, several tables at a time.  A table that is loaded does not wait for the others: it
+joins at the end of a batch that has passed the place from which its changes are to be applied; until then no point
+covers it, unless its old rows are still being kept up to date.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pgtide.spark.load import Loader
 BESIDE_BEGUN = declare("load.beside.begun", "a table that is loaded anew has an empty state beside its rows")
 TAKEN_OVER = declare("load.taken_over", "a table that was loaded anew shows its new rows, and has not caught up yet")
 
+_LOOK_S = 0.1
 _ANEW = "anew"  # the load of a state beside that nothing is loaded into yet
 
 
@@ -59,9 +61,17 @@ class Joining:
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
 
-    def first_load(self, tables: list[MirrorTable], stop: threading.Event) -> None:
-        """Loads tables before anything streams."""
-        self._loader.load(tables, stop, self._report)
+    def wait_for_first(self, stop: threading.Event) -> None:
+        """Until a table is loaded, or none will be; nothing streams before that, so nothing is to be done before."""
+        while not stop.is_set():
+            with self._changed:
+                if self._over or not (self._waiting or self._loading):
+                    return
+                self._changed.wait(_LOOK_S)
+
+    def release(self, stop: threading.Event) -> None:
+        """Lets go of the snapshot that a run has left which was killed when it had loaded everything."""
+        self._loader.load([], stop, self._report, lambda _: None)
 
     def is_loading(self, table: MirrorTable) -> bool:
         with self._changed:
@@ -116,16 +126,23 @@ class Joining:
             loads, failure = self._loading, None
             try:
                 loader = self._loader_beside if beside else self._loader
-                loader.load([load.shadow for load in loads], stop, self._report)
+                loader.load([load.shadow for load in loads], stop, self._report, self._hand_on)
             except Exception as error:  # noqa: BLE001 - handed to the mirror
                 failure = error
             if stop.is_set():
                 return
             with self._changed:
-                for load in loads:
+                for load in self._loading:
                     told = PgtideError(load.shadow.error) if load.shadow.error else None
                     self._over.append((load, failure or told))
                 self._loading = []
+                self._changed.notify_all()
+
+    def _hand_on(self, loaded: MirrorTable) -> None:
+        with self._changed:
+            self._over += [(load, None) for load in self._loading if load.shadow is loaded]
+            self._loading = [load for load in self._loading if load.shadow is not loaded]
+            self._changed.notify_all()
 
 
 class _BesideSink(IcebergSink):

@@ -41,10 +41,19 @@ class Loader:
         self._one_load = threading.Lock()  # one snapshot is offered at a time
         self._unloaded: set[str] = set()  # tables that failed, and will come again: the snapshot is kept for them
 
-    def load(self, tables: list[MirrorTable], stop: threading.Event, report: Callable[[], None]) -> None:
-        """Loads the tables that are not loaded yet.  One that cannot be loaded has its `error` set afterwards."""
+    def load(
+        self,
+        tables: list[MirrorTable],
+        stop: threading.Event,
+        report: Callable[[], None],
+        loaded: Callable[[MirrorTable], None],
+    ) -> None:
+        """Loads the tables that are not loaded yet, and hands each on as soon as it is.
+
+        One that cannot be loaded has its `error` set afterwards.
+        """
         with self._one_load:
-            self._load(tables, stop, report)
+            self._load(tables, stop, report, loaded)
             if stop.is_set():
                 return
             self._unloaded -= {table.name for table in tables}
@@ -54,7 +63,13 @@ class Loader:
                 reach(LOADED)
                 withdraw_snapshot(self._log_location)
 
-    def _load(self, tables: list[MirrorTable], stop: threading.Event, report: Callable[[], None]) -> None:
+    def _load(
+        self,
+        tables: list[MirrorTable],
+        stop: threading.Event,
+        report: Callable[[], None],
+        loaded: Callable[[MirrorTable], None],
+    ) -> None:
         """Round by round, each under a pair of its own, until all are loaded or get no further."""
         left = list(tables)
         refused: SnapshotOffer | None = None
@@ -64,7 +79,7 @@ class Loader:
             if pair is None:
                 return
             before = {table.name: loaded_ranges(table.version) for table in left}
-            left, refused = self._round(left, pair, stop, report), pair.offer
+            left, refused = self._round(left, pair, stop, report, loaded), pair.offer
             for table in left:
                 further = missing(loaded_ranges(table.version), before[table.name])
                 idle_rounds[table.name] = 0 if further else idle_rounds[table.name] + 1
@@ -87,7 +102,12 @@ class Loader:
         return None
 
     def _round(
-        self, tables: list[MirrorTable], pair: Pair, stop: threading.Event, report: Callable[[], None]
+        self,
+        tables: list[MirrorTable],
+        pair: Pair,
+        stop: threading.Event,
+        report: Callable[[], None],
+        loaded: Callable[[MirrorTable], None],
     ) -> list[MirrorTable]:
         """Loads tables at the same time; returns those that need another snapshot."""
         again: list[MirrorTable] = []
@@ -100,23 +120,27 @@ class Loader:
             try:
                 TableLoad(self._means, table, pair, watch, stop, report).run()
                 table.error = ""
+                if table.is_loaded:
+                    loaded(table)
             except (SnapshotGone, Rewritten, Altered) as error:
                 table.error = str(error)
                 again.append(table)
+            except LogError:
+                raise
+            except Exception as error:  # noqa: BLE001 - told at once: the others may take hours
+                if not stop.is_set():
+                    table.error = _told(table, error)
             report()
 
         with (
             LockWatch(pair.server(config), config.source.connect_timeout_seconds) as watch,
             ThreadPoolExecutor(config.snapshot.connections, thread_name_prefix="pgtide-load") as pool,
         ):
-            futures = {pool.submit(one, table): table for table in tables}
+            futures = [pool.submit(one, table) for table in tables]
             wait(futures)
-        for future, table in futures.items():
-            error = None if stop.is_set() else future.exception()
-            if error is not None and (not isinstance(error, Exception) or isinstance(error, LogError)):
-                raise error
-            if error is not None:
-                table.error = _told(table, error)
+        for future in futures:
+            if not stop.is_set():
+                future.result()
         return again
 
 

@@ -127,8 +127,9 @@ class Mirror:
                     self._barriers.look()
 
     def _begin(self, stop: threading.Event) -> None:
-        """Finds out where each table is, and loads those that have nothing yet."""
+        """Finds out where each table is, and has those loaded that have nothing yet."""
         self._points.open()
+        self._done = min(self._reader.first_offset(), self._reader.end().end_offset)
         for shape in self._reader.shapes().values():
             if shape.relation_oid:
                 self._tables[shape.relation_oid] = MirrorTable(shape, target_of(self._config, shape.qualified_name))
@@ -137,7 +138,13 @@ class Mirror:
             table.removed = self._is_removed(table)
         tables = [table for table in self._tables.values() if not table.removed]
         self._each(tables, lambda table: self._sink.sweep(table.target))
-        self._first_load([table for table in tables if not table.error], stop)
+        for table in tables:
+            self._examine(table)
+        if not self._joining.is_busy:
+            self._joining.release(stop)
+        if all(table.joining for table in tables):
+            self._report()
+            self._joining.wait_for_first(stop)
         if stop.is_set():
             raise _Stopped
         self._alterations.look(self._reader, 0)
@@ -147,28 +154,11 @@ class Mirror:
         for table in tables:
             if not table.error:
                 table.clean_to = max(table.clean_to, self._done)
-        for table in self._tables.values():
-            self._examine(table)
-        # A predecessor may have been killed between its last table, or one that was loaded anew, and the point; after a
-        # load there is none yet.
-        if self._done == self._reader.end().end_offset:
+        # A predecessor may have been killed between its last table, or one that was loaded anew, and the point.
+        if tables and self._done == self._reader.end().end_offset:
             renewed = [table.name for table in tables]
             self._publish(self._reader.first_offset(), self._done, renewed=renewed)
         self._report()
-
-    def _first_load(self, tables: list[MirrorTable], stop: threading.Event) -> None:
-        """Loads all tables before anything streams, if none is loaded yet; otherwise they join while others stream."""
-        if self._config.snapshot.initial != "bulk":
-            return
-        unloaded = [table for table in tables if not self._is_loaded(table)]
-        # Also when there is nothing to load: a run that was killed at its end has left its snapshot kept.
-        if not unloaded or len(unloaded) == len(tables):
-            unfenced = [table for table in unloaded if not self._is_fenced(table)]
-            self._joining.first_load(unfenced, stop)
-            for table in unfenced:
-                table.progress.end()
-        for table in tables:
-            table.joining = not table.error and self._must_be_loaded(table) is not None
 
     def _is_removed(self, table: MirrorTable) -> bool:
         return bool(self._histories) and table.shape.relation_oid not in self._histories
@@ -278,6 +268,7 @@ class Mirror:
         if not over:
             return
         self._each([load.table for load in joined], lambda table: self._join(table, joined))
+        self._report()
         if self._done == self._reader.end().end_offset:
             renewed = [load.table.name for load in joined]
             self._publish(self._reader.first_offset(), self._done, renewed=renewed)
@@ -290,7 +281,9 @@ class Mirror:
             table.version = self._sink.take_over(shadow.version)
             reach(TAKEN_OVER)
             table.shape, table.clean_to = shadow.shape, shadow.clean_to
-        self._applier.apply(table, self._done)
+        self._refresh(table)
+        while table.clean_to < self._done:
+            self._applier.apply(table, min(self._done, _batch_end(self._applier.reader(), table.clean_to)))
 
     def _refresh(self, table: MirrorTable) -> None:
         self._applier.refresh(table)
@@ -359,7 +352,7 @@ class Mirror:
         try:
             with self._batch:
                 while self._failure is None and self._reader.end().end_offset > self._done:
-                    to = self._up_to_barrier(self._reader.boundary(self._done, _BATCH_ROWS, _BATCH_BYTES))
+                    to = self._up_to_barrier(_batch_end(self._reader, self._done))
                     with self._applier.timings.of(BATCH):
                         self._run_batch(to)
                     self._look_for_tables()
@@ -405,6 +398,8 @@ class Mirror:
         moment = self._moment(start, to)
         moment = replace(moment, lsn=max(moment.lsn, at_lsn))
         coverage = {table.name: _coverage(table, to) for table in self._tables.values()}
+        if self._points.last is None and not any(one.covered for one in coverage.values()):
+            return False  # the first point is one at which there is something to read
         with self._applier.timings.of(POINT):
             return self._points.publish(moment, coverage, renewed)
 
@@ -430,6 +425,7 @@ class Mirror:
     def _follow_alterations(self) -> None:
         """Tables that were altered without a change of a row."""
         due, lsn = self._alterations.look(self._reader, self._done)
+        due -= {oid for oid, table in self._tables.items() if table.joining}  # looked at when they have joined
         if due:
             shapes = self._alterations.shapes(due, self._done)
             self._take_in_unknown({oid: shape for oid, shape in shapes.items() if oid in self._tables})
@@ -522,6 +518,10 @@ class Mirror:
         self._progress.write(
             self._tables.values(), self._done, self._points, self._upkeep.report(), self._applier.timings.report()
         )
+
+
+def _batch_end(reader: LogReader, start: int) -> int:
+    return reader.boundary(start, _BATCH_ROWS, _BATCH_BYTES)
 
 
 def _is_joining(table: MirrorTable) -> bool:
