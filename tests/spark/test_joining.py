@@ -22,7 +22,7 @@ from pgtide.sinks import Mark
 from pgtide.sinks.iceberg import BESIDE, IcebergSink
 from pgtide.sinks.iceberg_table import IcebergTable
 from pgtide.spark import at
-from pgtide.spark.joining import has_gap
+from pgtide.spark.gap import has_gap
 from pgtide.spark.mirror import Mirror
 from pgtide.spark.targets import target_of
 from tests.database import Database

@@ -179,8 +179,10 @@ class IcebergSink:
         )
 
     def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
+        # Before anything else: footers take their time, in which nobody is to get in between.
+        files = IcebergTable(self._spark, version.target).data_files(paths)
         return self._swap_at_once(
-            version, mark, lambda table, branch: table.append_files(branch, paths, _summary(mark))
+            version, mark, lambda table, branch: table.append_files(branch, files, _summary(mark))
         )
 
     def _writer(self, version: Version, branch: str, rows: DataFrame, mark: Mark) -> DataFrameWriterV2:

@@ -217,16 +217,22 @@ class IcebergTable:
         """Where the table wants its data files to be."""
         return str(self._table.locationProvider().newDataLocation("name")).removesuffix("/name")
 
-    def append_files(self, branch: str, paths: list[str], summary: dict[str, str]) -> None:
-        """Makes Parquet files that were written for it a part of the table, with what their footers tell."""
+    def data_files(self, paths: list[str]) -> list[Any]:
+        """Parquet files that were written for the table, with what their footers tell."""
         iceberg = self._jvm.org.apache.iceberg
         metrics_config = iceberg.MetricsConfig.forTable(self._table)
-        append = self._table.newAppend().toBranch(branch)
+        found = []
         for path in paths:
             file = self._table.io().newInputFile(path)
             metrics = iceberg.parquet.ParquetUtil.fileMetrics(file, metrics_config)
-            found = iceberg.DataFiles.builder(self._table.spec()).withInputFile(file).withFormat("PARQUET")
-            append = append.appendFile(found.withMetrics(metrics).build())
+            builder = iceberg.DataFiles.builder(self._table.spec()).withInputFile(file).withFormat("PARQUET")
+            found.append(builder.withMetrics(metrics).build())
+        return found
+
+    def append_files(self, branch: str, files: list[Any], summary: dict[str, str]) -> None:
+        append = self._table.newAppend().toBranch(branch)
+        for file in files:
+            append = append.appendFile(file)
         _commit(_with_summary(append, summary))
 
     def delete_everything(self, branch: str, summary: dict[str, str]) -> None:

@@ -101,19 +101,31 @@ def under_snapshot(
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
             raise SnapshotGone(f"The snapshot {snapshot} is gone.", remedy="A new one is asked for.") from error
+        _check_locked(connection, names)
         try:
             yield names
         except psycopg.errors.QueryCanceled as error:
             raise Cancelled(f"reading {names[oids[0]]}: {str(error).partition(chr(10))[0]}") from error
-        # A partitioned table has no file.
+        # A partitioned table has no file; a table that was not there yet has no rows as of the snapshot.
         rewritten = connection.execute(
-            "SELECT w.oid::int8 FROM unnest(%s::int8[]::oid[]) w(oid) LEFT JOIN pg_catalog.pg_class c USING (oid) "
+            "SELECT w.oid::int8 FROM unnest(%s::int8[]::oid[]) w(oid) JOIN pg_catalog.pg_class c USING (oid) "
             "WHERE c.relkind IS DISTINCT FROM 'p' AND c.relfilenode IS DISTINCT FROM pg_relation_filenode(w.oid)",
             [oids],
         ).fetchone()
         if rewritten is not None:
             what = f"{names[rewritten[0]]} was truncated or rewritten while it was read."
             raise Rewritten(what, remedy="It is read again.")
+
+
+def _check_locked(connection: Connection, names: dict[int, str]) -> None:
+    """While we waited for the lock, another table may have got the name: now neither can be renamed."""
+    other = connection.execute(
+        "SELECT name FROM unnest(%s::int8[], %s::text[]) w(oid, name) "
+        "WHERE to_regclass(name)::oid::int8 IS DISTINCT FROM oid",
+        [list(names), list(names.values())],
+    ).fetchone()
+    if other is not None:
+        raise Rewritten(f"{other[0]} was renamed or replaced while it was read.", remedy="It is read again.")
 
 
 def _quoted_names(connection: Connection, relation_oids: Sequence[int]) -> dict[int, str]:
@@ -130,8 +142,12 @@ def _quoted_names(connection: Connection, relation_oids: Sequence[int]) -> dict[
     return names
 
 
-def dropped(what: str) -> TableError:
-    return TableError(
+class Dropped(TableError):
+    """The table is no longer there."""
+
+
+def dropped(what: str) -> Dropped:
+    return Dropped(
         f"{what} was dropped in the source while it was loaded.",
         remedy="Take it out of source.tables, or make it again and start pgtide again.",
     )
@@ -171,12 +187,18 @@ def _listed(columns: set[tuple[int, str]]) -> str:
 def stored_rows(connection: Connection, table: TableAsOf, part: CtidRange) -> Iterator[pa.RecordBatch]:
     """The rows of a range as the log stores them.  Complete only if the iterator ends without an error."""
     leaf = part.relation_oid
-    with (
-        columns_as_named(connection, table.shape),
-        under_snapshot(connection, [leaf], table.snapshot, table.limits) as names,
-    ):
-        check_files(connection, [part])
-        yield from copied(connection, table.shape, _query(table, names[leaf], part))
+    try:
+        with (
+            columns_as_named(connection, table.shape),
+            under_snapshot(connection, [leaf], table.snapshot, table.limits) as names,
+        ):
+            check_files(connection, [part])
+            yield from copied(connection, table.shape, _query(table, names[leaf], part))
+    except Dropped as error:
+        if leaf == table.shape.relation_oid:
+            raise
+        what = f"A partition of {table.shape.qualified_name} was dropped while it was read."
+        raise Rewritten(what, remedy="A new snapshot is asked for.") from error
 
 
 def check_files(connection: Connection, parts: Iterable[CtidRange]) -> None:

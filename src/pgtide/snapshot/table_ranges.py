@@ -68,6 +68,17 @@ def cut(connection: Connection, table: TableAsOf, range_bytes: int) -> list[Ctid
     return ranges
 
 
+def partition_files(connection: Connection, table: TableAsOf) -> set[tuple[int, int]]:
+    """The leaf partitions, each with its file, as they are now; none for a table that is not partitioned."""
+    with postgres_errors(f"reading {table.shape.qualified_name}"):
+        found = connection.execute(
+            "SELECT relid::oid::int8, pg_relation_filenode(relid)::int8 FROM pg_catalog.pg_partition_tree(%s) "
+            "WHERE isleaf",
+            [table.shape.relation_oid],
+        ).fetchall()
+    return set(found)
+
+
 def file_blocks(connection: Connection, relation_oid: int) -> int:
     """How many blocks the table or leaf has now."""
     with postgres_errors("reading the source"):

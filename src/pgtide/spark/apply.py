@@ -52,10 +52,13 @@ class MirrorTable:
     error: str = ""  # not empty: parked
     failures: int = 0
     retry_at_s: float = 0.0
-    joining: bool = False  # it is being loaded while the others stream, or waits for that
+    joining: bool = False  # it is being loaded while the others stream, or waits for that, or for its turn after it
+    catching_up: bool = False  # it is loaded, and applies what has come since
     removed: bool = False  # it is captured no more
     needs_from: int | None = None  # while it is loaded: its changes from this offset on must stay in the log
     load_error: str = ""  # why it could not be loaded anew
+    load_failures: int = 0  # not zero: it is tried again
+    reload_at_s: float = 0.0
     progress: LoadProgress = field(default_factory=LoadProgress)
 
     @property
@@ -75,8 +78,12 @@ class MirrorTable:
 class Applier:
     """Used by several threads at once, each with a table of its own."""
 
-    def __init__(self, spark: SparkSession, sink: Sink, log_location: str, options: config.Mirror) -> None:
+    def __init__(
+        self, spark: SparkSession, sink: Sink, log_location: str, options: config.Mirror, *, loads: bool = False
+    ) -> None:
+        """`loads`: tables are loaded before changes are applied; otherwise they begin empty where the log begins."""
         self._spark = spark
+        self._loads = loads
         self._options = options
         self._sink = sink
         self._log_location = log_location
@@ -115,6 +122,9 @@ class Applier:
     def refresh(self, table: MirrorTable) -> Version:
         """Reads what the table itself records; refuses one that is not ours."""
         version = self._sink.recorded(table.target)
+        if self._loads and (version is None or (version.mark is None and not version.has_rows)):
+            # Dropped while it was written, or another's driver is about to load it: never to begin empty.
+            raise TableError(f"{table.target} is gone, or not loaded.", remedy="It is loaded by itself.")
         if version is None:
             layout = layout_for(table.shape, None)
             version = self._sink.create(table.target, layout.columns, layout.properties)

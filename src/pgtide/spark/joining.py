@@ -22,8 +22,6 @@ from pyspark.sql import SparkSession
 from pgtide.config import Config
 from pgtide.errors import PgtideError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import TableHistory
-from pgtide.lsn import parse_lsn
 from pgtide.sinks import Mark, Sink, Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.spark.apply import Applier, MirrorTable
@@ -83,14 +81,17 @@ class Joining:
         with self._changed:
             return bool(self._waiting or self._loading or self._over)
 
-    def begin(self, table: MirrorTable, stop: threading.Event, *, beside: bool) -> None:
-        """Has the table loaded, unless it is."""
+    def begin(self, table: MirrorTable, *, beside: bool) -> None:
+        """Has the table loaded, unless it is: together with others that are begun before the next `go`."""
         if self.is_loading(table):
             return
         shadow = MirrorTable(table.shape, table.target, progress=table.progress) if beside else table
         with self._changed:
             self._waiting.append(Load(table, shadow))
-            if self._thread is None:
+
+    def go(self, stop: threading.Event) -> None:
+        with self._changed:
+            if self._waiting and self._thread is None:
                 self._thread = threading.Thread(target=self._run, args=[stop], name="pgtide-joining", daemon=True)
                 self._thread.start()
 
@@ -102,10 +103,9 @@ class Joining:
                 self._over.remove(one)
         return ready
 
-    def begin_beside(self, tables: list[MirrorTable]) -> None:
-        """Makes it known in the lake itself that these are to be loaded anew, whatever becomes of this process."""
-        for table in tables:
-            self._beside_sink.recorded(table.target)
+    def begin_beside(self, table: MirrorTable) -> None:
+        """Makes it known in the lake itself that it is to be loaded anew, whatever becomes of this process."""
+        self._beside_sink.recorded(table.target)
 
     def end(self, stop: threading.Event) -> None:
         """Waits for the thread, which leaves off when `stop` is set."""
@@ -162,18 +162,3 @@ class _BesideSink(IcebergSink):
         beside = self.begin_beside(version, Mark(self._log_id, version.mark.shape if version.mark else "", load=_ANEW))
         reach(BESIDE_BEGUN)
         return beside
-
-
-def has_gap(mark: Mark, history: TableHistory | None, start_lsn: int) -> bool:
-    """Whether changes of the table may be missing in the log since it was loaded: it was away for a while."""
-    if history is None:
-        return False
-    if history.complete_lsn is None:
-        return True
-    return loaded_lsn(mark, start_lsn) < history.complete_lsn
-
-
-def loaded_lsn(mark: Mark, start_lsn: int) -> int:
-    """As of which LSN the table was loaded; one that was not has all changes since the log began."""
-    _, at, lsn = (mark.load or "").rpartition("@")
-    return parse_lsn(lsn) if at else start_lsn

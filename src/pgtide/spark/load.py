@@ -11,15 +11,24 @@ If S is gone, what is loaded is brought to a new pair (`new_pair`); a table for 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
 from pgtide.config import Config
 from pgtide.errors import LogError, PgtideError, TableError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot, requested_snapshot, withdraw_snapshot
+from pgtide.log.control import (
+    SnapshotOffer,
+    histories,
+    offered_snapshot,
+    request_snapshot,
+    requested_snapshot,
+    withdraw_snapshot,
+)
 from pgtide.sinks import Sink
 from pgtide.snapshot.copy_range import Altered, Rewritten, SnapshotGone
 from pgtide.snapshot.ctid_ranges import missing
@@ -30,6 +39,8 @@ from pgtide.spark.table_load import Means, Pair, TableLoad, loaded_ranges
 
 _ROUNDS_MAX = 5  # in which a table gets no further
 _POLL_S = 0.05
+_LOOK_S = 0.5
+_RETRY_S = 10.0
 
 LOADED = declare("load.finished", "all tables are loaded, the snapshot is still kept")
 
@@ -53,11 +64,11 @@ class Loader:
         One that cannot be loaded has its `error` set afterwards.
         """
         with self._one_load:
-            self._load(tables, stop, report, loaded)
+            failed = self._load(tables, stop, report, loaded)
             if stop.is_set():
                 return
             self._unloaded -= {table.name for table in tables}
-            self._unloaded |= {table.name for table in tables if table.error}
+            self._unloaded |= failed
             # Also when there was nothing left to load: a run that was killed before this line left its snapshot kept.
             if not self._unloaded:
                 reach(LOADED)
@@ -69,30 +80,36 @@ class Loader:
         stop: threading.Event,
         report: Callable[[], None],
         loaded: Callable[[MirrorTable], None],
-    ) -> None:
-        """Round by round, each under a pair of its own, until all are loaded or get no further."""
+    ) -> set[str]:
+        """Round by round, each under a pair of its own, until all are loaded or get no further; names those."""
         left = list(tables)
+        failed: set[str] = set()
         refused: SnapshotOffer | None = None
         idle_rounds = dict.fromkeys((table.name for table in tables), 0)
         while left:
             pair = self._pair(left, refused, stop)
             if pair is None:
-                return
+                break
             before = {table.name: loaded_ranges(table.version) for table in left}
-            left, refused = self._round(left, pair, stop, report, loaded), pair.offer
-            for table in left:
-                further = missing(loaded_ranges(table.version), before[table.name])
+            outcome, refused = self._round(left, pair, stop, report, loaded), pair.offer
+            failed |= {table.name for table in outcome.failed}
+            for table in outcome.again:
+                # Without a key everything is read again: getting further than before means nothing.
+                further = table.shape.key_columns and missing(loaded_ranges(table.version), before[table.name])
                 idle_rounds[table.name] = 0 if further else idle_rounds[table.name] + 1
                 if idle_rounds[table.name] == _ROUNDS_MAX:
                     table.error = f"{table.name} could not be loaded in {_ROUNDS_MAX} attempts.\n{table.error}"
-            left = [table for table in left if idle_rounds[table.name] < _ROUNDS_MAX]
+                    failed.add(table.name)
+            left = [table for table in outcome.again if idle_rounds[table.name] < _ROUNDS_MAX]
+        return failed
 
     def _pair(self, tables: list[MirrorTable], refused: SnapshotOffer | None, stop: threading.Event) -> Pair | None:
         """The offered snapshot, or a new one; waits for the capture to make it, and until the log has reached it."""
         names = tuple(table.name for table in tables)
         while not stop.is_set():
             offer = offered_snapshot(self._log_location)
-            if offer is not None and offer != refused and set(names) <= set(offer.tables):
+            serves = offer is not None and offer != refused and set(names) <= set(offer.tables)
+            if offer is not None and serves and offer.lsn >= self._complete_lsn(tables):
                 # Only then is it known which transactions of the log are in the snapshot.
                 if self._means.applier.reader().end().durable_lsn >= offer.lsn:
                     return Pair(offer)
@@ -101,6 +118,12 @@ class Loader:
             stop.wait(_POLL_S)
         return None
 
+    def _complete_lsn(self, tables: list[MirrorTable]) -> int:
+        """From where on the log has all changes of the tables: rows as of an earlier LSN would miss some."""
+        known = histories(self._log_location)
+        found = (known.get(table.shape.relation_oid) for table in tables)
+        return max((history.complete_lsn or 0 for history in found if history is not None), default=0)
+
     def _round(
         self,
         tables: list[MirrorTable],
@@ -108,40 +131,57 @@ class Loader:
         stop: threading.Event,
         report: Callable[[], None],
         loaded: Callable[[MirrorTable], None],
-    ) -> list[MirrorTable]:
-        """Loads tables at the same time; returns those that need another snapshot."""
-        again: list[MirrorTable] = []
-        config = self._means.config
+    ) -> _Outcome:
+        """Loads tables at the same time.  One that fails is tried again for as long as others are being read."""
+        config, outcome, known = self._means.config, _Outcome(), histories(self._log_location)
+        paused: dict[str, tuple[float, MirrorTable]] = {}
 
         def one(table: MirrorTable) -> None:
-            if stop.is_set():
-                return
-            self._means.spark.addTag(JOB_TAG)
-            try:
-                TableLoad(self._means, table, pair, watch, stop, report).run()
-                table.error = ""
-                if table.is_loaded:
-                    loaded(table)
-            except (SnapshotGone, Rewritten, Altered) as error:
-                table.error = str(error)
-                again.append(table)
-            except LogError:
-                raise
-            except Exception as error:  # noqa: BLE001 - told at once: the others may take hours
-                if not stop.is_set():
-                    table.error = _told(table, error)
-            report()
+            if not stop.is_set():
+                self._means.spark.addTag(JOB_TAG)
+                TableLoad(self._means, table, known.get(table.shape.relation_oid), pair, watch, stop, report).run()
 
         with (
             LockWatch(pair.server(config), config.source.connect_timeout_seconds) as watch,
             ThreadPoolExecutor(config.snapshot.connections, thread_name_prefix="pgtide-load") as pool,
         ):
-            futures = [pool.submit(one, table) for table in tables]
-            wait(futures)
-        for future in futures:
-            if not stop.is_set():
-                future.result()
-        return again
+            running = {pool.submit(one, table): table for table in tables}
+            while running:
+                for future in wait(running, _LOOK_S, FIRST_COMPLETED).done:
+                    table, error = running.pop(future), future.exception()
+                    if stop.is_set():
+                        continue
+                    if error is None:
+                        table.error = ""
+                        loaded(table)
+                    elif isinstance(error, SnapshotGone | Rewritten | Altered):
+                        table.error = _told_again(table, error, config.snapshot.max_age_minutes)
+                        outcome.again.append(table)
+                    elif isinstance(error, LogError) or not isinstance(error, Exception):
+                        raise error
+                    else:
+                        table.error = _told(table, error)
+                        paused[table.name] = time.monotonic() + _RETRY_S, table
+                    report()
+                due = [name for name, (at_s, _) in paused.items() if running and time.monotonic() >= at_s]
+                running |= {pool.submit(one, paused[name][1]): paused.pop(name)[1] for name in due}
+        outcome.failed.extend(table for _, table in paused.values())
+        return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    again: list[MirrorTable] = field(default_factory=list)  # need another snapshot
+    failed: list[MirrorTable] = field(default_factory=list)
+
+
+def _told_again(table: MirrorTable, error: PgtideError, max_age_minutes: float) -> str:
+    if isinstance(error, SnapshotGone) and not table.shape.key_columns:
+        return (
+            f"{error.what}\n{table.name} has no key, so all of it must be read under one snapshot: it is begun anew. "
+            f"If that takes longer than snapshot.max_age_minutes ({max_age_minutes:g}), raise it."
+        )
+    return str(error)
 
 
 def _told(table: MirrorTable, error: BaseException) -> str:

@@ -22,17 +22,26 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pgtide.change import TRANSACTIONS
 from pgtide.config import Config
-from pgtide.errors import LogError, PgtideError
+from pgtide.errors import LogError, LogRangeError, PgtideError, TableError
 from pgtide.failpoints import reach
-from pgtide.log.control import BarrierState, TableHistory, histories, requested_reloads, withdraw_reloads
+from pgtide.log.control import (
+    BarrierState,
+    TableHistory,
+    histories,
+    offered_snapshot,
+    requested_reloads,
+    withdraw_reloads,
+)
 from pgtide.log.reader import LogReader
 from pgtide.schema import TableShape
-from pgtide.sinks import Version
+from pgtide.sinks import Conflict, Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.merge import LOST_VALUE
 from pgtide.sinks.multiset import LOST_ROW
@@ -40,7 +49,8 @@ from pgtide.spark.alterations import Alterations
 from pgtide.spark.announcer import Announcer
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.barriers import Barriers
-from pgtide.spark.joining import TAKEN_OVER, Joining, Load, has_gap, loaded_lsn
+from pgtide.spark.gap import has_gap, loaded_lsn
+from pgtide.spark.joining import TAKEN_OVER, Joining, Load
 from pgtide.spark.mirror_plan import NAME as PLAN_SOURCE
 from pgtide.spark.mirror_plan import MirrorPlanSource
 from pgtide.spark.only_mirror import only_mirror
@@ -75,7 +85,8 @@ class Mirror:
         self._config = config
         self._log_location = config.log_location
         self._sink = IcebergSink(spark)
-        self._applier = Applier(spark, self._sink, self._log_location, config.mirror)
+        loads = config.snapshot.initial == "bulk"
+        self._applier = Applier(spark, self._sink, self._log_location, config.mirror, loads=loads)
         self._reader = LogReader(self._log_location, reads=False)
         self._points = Points(spark, self._sink, points_target(config), self._applier.log_id)
         self._barriers = Barriers(self._log_location)
@@ -90,6 +101,9 @@ class Mirror:
         self._stop = threading.Event()
         self._over = threading.Event()
         self._failure: Exception | None = None
+        self._point_error = ""  # why the last point could not be published; tried again
+        self._point_failures = 0
+        self._point_at_s = 0.0
         self._query: StreamingQuery | None = None
         self._batch = threading.Lock()  # a batch, or a retry between batches
         self._pool = ThreadPoolExecutor(_TABLES_AT_ONCE, thread_name_prefix="pgtide-mirror")
@@ -138,8 +152,8 @@ class Mirror:
             table.removed = self._is_removed(table)
         tables = [table for table in self._tables.values() if not table.removed]
         self._each(tables, lambda table: self._sink.sweep(table.target))
-        for table in tables:
-            self._examine(table)
+        self._each([table for table in tables if not table.error], self._examine)
+        self._joining.go(stop)
         if not self._joining.is_busy:
             self._joining.release(stop)
         if all(table.joining for table in tables):
@@ -185,16 +199,19 @@ class Mirror:
         table.joining = lacking is not None
         if lacking is None and beside is None:
             return
-        table.needs_from = self._needed_from(beside or lacking)
+        table.needs_from = self._needed_from(table, beside or lacking)
         if lacking is None or not self._is_fenced(table):
             has_rows = lacking is None or (lacking.mark is not None and lacking.mark.offset is not None)
-            self._joining.begin(table, self._stop, beside=has_rows)
+            self._joining.begin(table, beside=has_rows)
 
-    def _needed_from(self, version: Version | None) -> int:
-        """From where on a load that goes on needs the log; one that begins gets a snapshot of now."""
-        mark = version.mark if version else None
-        lsn = loaded_lsn(mark, 0) if mark is not None else 0
-        return min(self._reader.position_after(lsn), self._done) if lsn else self._done
+    def _needed_from(self, table: MirrorTable, version: Version | None) -> int:
+        """From where on a load that goes on, or begins under an offered snapshot, needs the log; others begin now."""
+        mark, offer = version.mark if version else None, offered_snapshot(self._log_location)
+        lsns = [loaded_lsn(mark, 0) if mark else 0, offer.lsn if offer and table.name in offer.tables else 0]
+        try:
+            return min([self._done, *(self._applier.reader().position_after(lsn) for lsn in lsns if lsn)])
+        except LogRangeError:
+            return self._done  # it begins again, with a snapshot of then
 
     def _look_for_tables(self) -> None:
         """Tables that are captured since the last look, or no more, or are to be loaded anew."""
@@ -207,26 +224,38 @@ class Mirror:
             return
         self._histories = found
         self._take_in({shape.relation_oid: shape for shape in self._reader.shapes().values()}, found)
+        changed = []
         for oid, table in self._tables.items():
             was_removed, table.removed = table.removed, self._is_removed(table)
-            if table.removed or (not was_removed and found.get(oid) == known.get(oid)):
-                continue
-            self._examine(table)
+            if not table.removed and (was_removed or found.get(oid) != known.get(oid)):
+                changed.append(table)
+        self._each([table for table in changed if not table.error], self._examine)
         self._each(
             [table for table in self._tables.values() if _is_untouched(table)],
             lambda table: self._advance(table, self._done),
         )
-        self._load_anew([table for table in self._tables.values() if table.name in wanted])
-        withdraw_reloads(self._log_location, wanted)
+        failed = self._load_anew([table for table in self._tables.values() if table.name in wanted])
+        withdraw_reloads(self._log_location, set(wanted) - failed)
         self._report()
 
-    def _load_anew(self, tables: list[MirrorTable]) -> None:
-        """Tables that somebody wants loaded anew, parked ones too; others have no rows to be replaced."""
-        anew = [table for table in tables if not (table.joining or table.removed) and self._is_loaded(table)]
-        self._joining.begin_beside(anew)
-        for table in anew:
+    def _load_anew(self, tables: list[MirrorTable]) -> set[str]:
+        """Tables that somebody wants loaded anew, parked ones too; others have no rows to be replaced.
+
+        Names those for which it cannot even be begun just now.
+        """
+        failed = set()
+        for table in tables:
+            if table.joining or table.removed or not self._is_loaded(table):
+                continue
+            try:
+                self._joining.begin_beside(table)
+            except (Conflict, Py4JJavaError, PySparkException) as error:
+                table.load_error = _told(table, error)
+                failed.add(table.name)
+                continue
             table.needs_from = self._done
-            self._joining.begin(table, self._stop, beside=True)
+            self._joining.begin(table, beside=True)
+        return failed
 
     def _is_known(self, shape: TableShape) -> bool:
         """A table that was renamed is not: it gets a mirror of its new name, and the old one stays as it was."""
@@ -249,41 +278,66 @@ class Mirror:
             self._examine(self._tables[oid])
 
     def _join_loaded(self) -> None:
-        """Tables that were loaded meanwhile go on with the others."""
-        over = self._joining.finished(self._done)
-        joined = []
-        for load, error in over:
+        """Tables that were loaded meanwhile go on with the others, when they have caught up with them."""
+        self._joining.go(self._stop)
+        loaded = []
+        for load, error in self._joining.finished(self._done):
             table = load.table
             if isinstance(error, LogError):
                 raise error
             if self._tables.get(table.shape.relation_oid) is not table:
                 continue  # it was renamed meanwhile
+            table.progress.end()
             table.load_error = str(error) if error is not None else ""
             if error is None:
-                joined.append(load)
+                table.load_failures = 0
+                loaded.append(load)
             elif table.joining or not load.is_beside:
                 self._park(table, error)
-            table.joining, table.needs_from = False, None
-            table.progress.end()
-        if not over:
-            return
-        self._each([load.table for load in joined], lambda table: self._join(table, joined))
-        self._report()
-        if self._done == self._reader.end().end_offset:
-            renewed = [load.table.name for load in joined]
-            self._publish(self._reader.first_offset(), self._done, renewed=renewed)
-        self._report()
+            else:
+                self._put_off_reload(table)
+        self._each([load.table for load in loaded], lambda table: self._take(table, loaded))
+        behind = [table for table in self._tables.values() if table.catching_up]
+        self._each(behind, self._catch_up)
+        joined = [table.name for table in behind if not table.catching_up and not table.error]
+        if joined:
+            self._report()
+            if self._done == self._reader.end().end_offset:
+                self._publish(self._reader.first_offset(), self._done, renewed=joined)
+        if loaded or behind:
+            self._report()
 
-    def _join(self, table: MirrorTable, joined: list[Load]) -> None:
-        shadow = next(load.shadow for load in joined if load.table is table)
+    def _take(self, table: MirrorTable, loaded: list[Load]) -> None:
+        """What was loaded beside a table takes its place, and is brought at once to where the table was."""
+        shadow = next(load.shadow for load in loaded if load.table is table)
         if shadow is not table:
             assert shadow.version is not None
             table.version = self._sink.take_over(shadow.version)
             reach(TAKEN_OVER)
             table.shape, table.clean_to = shadow.shape, shadow.clean_to
         self._refresh(table)
-        while table.clean_to < self._done:
+        while shadow is not table and table.clean_to < self._done:
             self._applier.apply(table, min(self._done, _batch_end(self._applier.reader(), table.clean_to)))
+        table.catching_up = True
+
+    def _catch_up(self, table: MirrorTable) -> None:
+        """One batch at a time: after a long load there may be many, and the others are not to wait for all of them."""
+        if table.clean_to < self._done:
+            self._applier.apply(table, min(self._done, _batch_end(self._applier.reader(), table.clean_to)))
+        table.needs_from = table.clean_to
+        if table.clean_to >= self._done:
+            table.catching_up = table.joining = False
+            table.needs_from = None
+
+    def _put_off_reload(self, table: MirrorTable) -> None:
+        """Its old rows are kept up to date meanwhile, and what is loaded beside them stays."""
+        table.load_failures += 1
+        table.reload_at_s = time.monotonic() + _pause_s(table.load_failures)
+
+    def _retry_reloads(self) -> None:
+        now_s = time.monotonic()
+        due = [t for t in self._tables.values() if t.load_failures and not t.error and now_s >= t.reload_at_s]
+        self._each([table for table in due if not self._joining.is_loading(table)], self._examine)
 
     def _refresh(self, table: MirrorTable) -> None:
         self._applier.refresh(table)
@@ -295,9 +349,14 @@ class Mirror:
         marks = {table.shape.relation_oid: table.clean_to for table in tables}
         # The mark of a quiet table may be older than the log; then it is the table's own question what is missing.
         first = min(self._reader.first_offset(), end_offset)
-        for oid, mark in marks.items():
-            if mark < first:
-                self._reader.plan(mark, first, oid)
+        for table in tables:
+            oid = table.shape.relation_oid
+            if marks[oid] < first:
+                try:
+                    self._reader.plan(marks[oid], first, oid)
+                except LogRangeError as error:
+                    self._park(table, _removed(table, error))
+                    del marks[oid]
         slices = self._reader.plan(max(first, min(marks.values(), default=end_offset)), end_offset)
         needed = [
             max(piece.entry.first_offset, marks[piece.relation_oid])
@@ -335,9 +394,12 @@ class Mirror:
                     self._look_for_tables()
                     self._join_loaded()
                     self._retry_parked()
+                    self._retry_reloads()
+                    self._retry_point()
                     self._follow_alterations()
                     self._meet_barriers()
-                    goes_on = self._keep_up() or self._joining.is_busy or any(map(_is_joining, self._tables.values()))
+                    goes_on = self._keep_up() or self._joining.is_busy or self._point_failures > 0
+                    goes_on = goes_on or any(map(_is_joining, self._tables.values()))
                     if until_offset is not None and self._done >= until_offset and not goes_on:
                         return
                 finally:
@@ -400,8 +462,26 @@ class Mirror:
         coverage = {table.name: _coverage(table, to) for table in self._tables.values()}
         if self._points.last is None and not any(one.covered for one in coverage.values()):
             return False  # the first point is one at which there is something to read
-        with self._applier.timings.of(POINT):
-            return self._points.publish(moment, coverage, renewed)
+        try:
+            with self._applier.timings.of(POINT):
+                published = self._points.publish(moment, coverage, renewed)
+        except (Py4JJavaError, PySparkException) as error:
+            if self._stop.is_set():
+                raise _Stopped from error
+            # The lake cannot be written: tables are parked for that, and so is the point.
+            self._point_failures += 1
+            self._point_at_s = time.monotonic() + _pause_s(self._point_failures)
+            self._point_error = _first_line(error)
+            return False
+        self._point_failures, self._point_error = 0, ""
+        return published
+
+    def _retry_point(self) -> None:
+        if self._point_failures and time.monotonic() >= self._point_at_s:
+            if self._done == self._reader.end().end_offset:
+                renewed = [table.name for table in self._tables.values() if not table.joining]
+                self._publish(self._reader.first_offset(), self._done, renewed=renewed)
+            self._report()
 
     def _moment(self, start: int, to: int) -> Moment:
         last = self._points.last
@@ -425,16 +505,19 @@ class Mirror:
     def _follow_alterations(self) -> None:
         """Tables that were altered without a change of a row."""
         due, lsn = self._alterations.look(self._reader, self._done)
-        due -= {oid for oid, table in self._tables.items() if table.joining}  # looked at when they have joined
+        # Those that are being loaded are looked at when they have joined.
+        due -= {oid for oid, table in self._tables.items() if table.joining or self._joining.is_loading(table)}
         if due:
             shapes = self._alterations.shapes(due, self._done)
             self._take_in_unknown({oid: shape for oid, shape in shapes.items() if oid in self._tables})
             tables = [self._tables[oid] for oid in due & self._tables.keys()]
             tables = [table for table in tables if _is_streaming(table) or _is_untouched(table)]
             self._each(tables, lambda table: self._advance(table, self._done))
-            self._alterations.followed(due)
+            failed: set[str] = set()
             if self._config.snapshot.initial == "bulk":
-                self._load_anew([table for oid, table in self._tables.items() if oid in due and self._lost(table)])
+                lost = [table for oid, table in self._tables.items() if oid in due and self._lost(table)]
+                failed = self._load_anew(lost)
+            self._alterations.followed({oid for oid in due if self._tables[oid].name not in failed})
             self._publish(self._reader.first_offset(), self._done, lsn)
             self._report()
 
@@ -498,6 +581,8 @@ class Mirror:
             if error is None:
                 table.error = ""
                 table.failures = table.failures if table.joining else 0
+            elif isinstance(error, LogRangeError):
+                self._park(table, _removed(table, error))
             elif isinstance(error, Exception) and not isinstance(error, LogError):
                 self._park(table, error)
             else:
@@ -509,15 +594,19 @@ class Mirror:
 
     def _park(self, table: MirrorTable, error: Exception) -> None:
         table.error = _told(table, error)
-        table.version = None
+        table.version = table.needs_from = None
+        table.joining = table.catching_up = False
         table.failures += 1
-        table.retry_at_s = time.monotonic() + min(_RETRY_FIRST_S * 2 ** (table.failures - 1), _RETRY_LAST_S)
+        table.retry_at_s = time.monotonic() + _pause_s(table.failures)
 
     def _report(self) -> None:
         self._announcer.look([(table.name, table.progress) for table in self._tables.values()])
-        self._progress.write(
-            self._tables.values(), self._done, self._points, self._upkeep.report(), self._applier.timings.report()
-        )
+        upkeep, timings = self._upkeep.report(), self._applier.timings.report()
+        self._progress.write(self._tables.values(), self._done, self._points, upkeep, timings, self._point_error)
+
+
+def _pause_s(failures: int) -> float:
+    return min(_RETRY_FIRST_S * 2.0 ** (min(failures, 10) - 1), _RETRY_LAST_S)
 
 
 def _batch_end(reader: LogReader, start: int) -> int:
@@ -548,6 +637,13 @@ def _coverage(table: MirrorTable, to: int) -> Coverage:
     return Coverage(table.version.snapshot_id if table.version and covered else None, covered)
 
 
+def _removed(table: MirrorTable, error: LogRangeError) -> TableError:
+    return TableError(
+        f"{table.name}: changes that it has not applied are no longer in the log ({error.what}).",
+        remedy=f"Load it anew: pgtide snapshot start {table.name} --type bulk",
+    )
+
+
 def _told(table: MirrorTable, error: Exception) -> str:
     if isinstance(error, PgtideError):
         return str(error)
@@ -561,4 +657,8 @@ def _told(table: MirrorTable, error: Exception) -> str:
             f"{table.name}: a row was updated or deleted that the mirror does not have.\n"
             f"Drop the mirror table to load it anew: DROP TABLE {table.target}"
         )
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:500]}"
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:500]

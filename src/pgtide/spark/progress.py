@@ -29,6 +29,7 @@ class Progress:
         points: Points,
         upkeep: dict[str, Any],
         timings: dict[str, dict[str, float]],
+        point_error: str,
     ) -> None:
         """`offset` is the start of what the mirror still needs: parked tables and those that join hold it back."""
         listed = list(tables)
@@ -46,6 +47,7 @@ class Progress:
                 "offset": moment.offset,
                 "commit_timestamp": moment.commit_timestamp and moment.commit_timestamp.isoformat(),
             },
+            "point_error": point_error or None,
             "upkeep": upkeep,
             "timings": timings,
             "updated_at": datetime.now(UTC).isoformat(),

@@ -14,21 +14,22 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from pgtide.config import Config
-from pgtide.errors import TableError, TransientError
+from pgtide.errors import LogRangeError, TableError, TransientError
 from pgtide.failpoints import declare, reach
-from pgtide.log.control import SnapshotOffer
+from pgtide.log.control import SnapshotOffer, TableHistory
 from pgtide.lsn import format_lsn, parse_lsn
 from pgtide.replication.connect import Connection
 from pgtide.replication.publication import publication_names
 from pgtide.replication.server import OtherServerError, Server
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
-from pgtide.snapshot.copy_range import Cancelled, Locked, ReadLimits, SnapshotGone, StartAgain
+from pgtide.snapshot.copy_range import Cancelled, Locked, ReadLimits, Rewritten, SnapshotGone, StartAgain
 from pgtide.snapshot.ctid_ranges import CtidRange, missing, parse_range, together
 from pgtide.snapshot.lock_watch import LockWatch
-from pgtide.snapshot.table_ranges import cut, file_blocks, table_bytes
+from pgtide.snapshot.table_ranges import cut, file_blocks, partition_files, table_bytes
 from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.connection_limit import ConnectionLimit
+from pgtide.spark.gap import has_gap
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
 from pgtide.spark.range_files import files_by_executors
 from pgtide.spark.rows import frame_of
@@ -77,6 +78,7 @@ class TableLoad:
         self,
         means: Means,
         table: MirrorTable,
+        history: TableHistory | None,
         pair: Pair,
         watch: LockWatch,
         stop: threading.Event,
@@ -84,30 +86,36 @@ class TableLoad:
     ) -> None:
         self._means = means
         self._table = table
+        self._history = history
         self._pair = pair
         self._watch = watch
         self._stop = stop
         self._report = report
         self._sink = means.sink
         self._log_id = means.applier.log_id
+        self._leaf_files: set[tuple[int, int]] = set()  # of the partitions that the table is cut into
 
     def run(self) -> None:
         """Loads what is missing of the table, unless it is stopped.  Raises what keeps it from being loaded so."""
-        for _ in range(_CONFLICTS_MAX):
+        conflicts, loaded = 0, frozenset[str]()
+        while True:
             try:
                 with self._means.connections.sharing():
                     self._run_once()
                 return
             except Conflict as conflict:
-                last = conflict
-        raise TableError(f"{self._table.target}: others keep changing it while it is loaded ({last.what}).")
+                now = self._table.version.loaded_ranges if self._table.version else frozenset()
+                conflicts, loaded = (conflicts + 1 if now == loaded else 1), now
+                if conflicts == _CONFLICTS_MAX:
+                    what = f"{self._table.target}: others keep changing it while it is loaded ({conflict.what})."
+                    raise TableError(what) from conflict
 
     def _run_once(self) -> None:
         table = self._table
         version = self._sink.recorded(table.target)
         if version is not None:
             check_ours(version, self._log_id)
-            if version.mark is not None and version.mark.offset is not None:
+            if version.mark is not None and version.mark.offset is not None and not self._lacks_changes(version.mark):
                 table.version, table.clean_to = version, version.mark.offset
                 return
         with self._means.connections.take(), self._connected() as connection:
@@ -122,6 +130,9 @@ class TableLoad:
         with self._means.connections.take(), self._connected() as connection:
             parts = cut(connection, source, self._means.config.snapshot.range_bytes)
             length_bytes = table_bytes(connection, source)
+        self._leaf_files = {
+            (part.relation_oid, part.file) for part in parts if part.relation_oid != source.shape.relation_oid
+        }
         left = missing(parts, loaded_ranges(table.version))
         table.progress.begin(table.name, length_bytes, len(parts) - len(left), len(parts), table.version.rows)
         self._report()
@@ -135,9 +146,22 @@ class TableLoad:
             reach(TABLE_CLOSED)
 
     def _closing(self, source: SourceTable) -> Mark:
-        """The mark of the commit that completes the load."""
-        offset = self._means.applier.reader().position_after(self._pair.offer.lsn)
+        """The mark of the commit that completes the load.
+
+        Partitions that have come or gone since it began send nothing: what they had must not be in the table.
+        """
+        with self._connected() as connection:
+            if partition_files(connection, source) != self._leaf_files:
+                raise Rewritten(f"Partitions of {self._table.name} have changed while it was read.")
+        try:
+            offset = self._means.applier.reader().position_after(self._pair.offer.lsn)
+        except LogRangeError as error:
+            raise SnapshotGone(f"{self._table.name}: {error.what}", remedy="It is loaded anew.") from error
         return Mark(self._log_id, source.shape.fingerprint, offset, load=self._pair.load)
+
+    def _lacks_changes(self, mark: Mark) -> bool:
+        """Whether changes since what is loaded was read are not in the log: nothing can bring it up to date."""
+        return has_gap(mark, self._history, self._means.applier.reader().identity.start_lsn)
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -164,7 +188,7 @@ class TableLoad:
         loading = Mark(self._log_id, source.shape.fingerprint, load=self._pair.load)
         if version.snapshot_id is None:
             return replace(version, mark=loading)  # nothing to be told apart from: the first ranges bring the mark
-        if mark is not None and version.loaded_ranges:
+        if mark is not None and version.loaded_ranges and not self._lacks_changes(mark):
             try:
                 carried = self._carried_over(source, version, loading)
                 reach(CARRIED_OVER)
