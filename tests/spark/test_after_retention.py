@@ -56,3 +56,23 @@ def test_table_that_has_been_quiet_is_as_it_was(mirrored: Mirrored) -> None:
     assert mirrored.rows(QUIET) == model(QUIET, [first])
     assert mirrored.rows(BUSY) == model(BUSY, changes)
     assert mirrored.mark(QUIET) == mark
+
+
+def test_table_whose_changes_are_gone_is_parked_with_its_remedy_and_the_others_go_on(mirrored: Mirrored) -> None:
+    log = mirrored.log
+    first = insert(QUIET, id=1, body="quiet")
+    log.commit(first)
+    changes = [insert(BUSY, id=number) for number in range(3)]
+    log.commit(changes[0])
+    mirrored.run()
+    log.commit(insert(QUIET, id=2, body="never seen"))
+    log.commit(*changes[1:])
+    removal = plan_removal(log.path, retention_s=0, max_bytes=1)  # all but the segment that is being written
+    remove(log.path, removal)
+    assert removal.end_offset == log.writer.end_offset - 2
+    mirrored.run(parked=["public.quiet"])
+    error = mirrored.progress()["tables"]["public.quiet"]["error"]
+    assert "no longer in the log" in error
+    assert "pgtide snapshot start public.quiet --type bulk" in error
+    assert mirrored.rows(QUIET) == model(QUIET, [first])
+    assert mirrored.rows(BUSY) == model(BUSY, changes)

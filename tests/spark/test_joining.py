@@ -162,6 +162,7 @@ Mirror(session, config).run(threading.Event())
     ],
 )
 def test_a_load_anew_that_is_killed_goes_on_and_ends(points: tuple[str, ...], shop: Shop) -> None:
+    shop.read_in_ranges_of(8192)
     target = target_of(shop.config, "public.orders")
     with shop.capturing():
         shop.mirror_until_equal("public.customers", "public.orders", "public.empty")

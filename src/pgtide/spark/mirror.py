@@ -19,7 +19,6 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
@@ -27,7 +26,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pgtide.change import TRANSACTIONS
 from pgtide.config import Config
 from pgtide.errors import LogError, LogRangeError, PgtideError, TableError
 from pgtide.failpoints import reach
@@ -54,16 +52,16 @@ from pgtide.spark.joining import TAKEN_OVER, Joining, Load
 from pgtide.spark.mirror_plan import NAME as PLAN_SOURCE
 from pgtide.spark.mirror_plan import MirrorPlanSource
 from pgtide.spark.only_mirror import only_mirror
-from pgtide.spark.points import Coverage, Moment, Points
+from pgtide.spark.points import Points
 from pgtide.spark.progress import Progress
+from pgtide.spark.publisher import Publisher, first_line, is_streaming, pause_s
 from pgtide.spark.targets import points_target, target_of
-from pgtide.spark.timings import BATCH, POINT, UPKEEP
+from pgtide.spark.timings import BATCH, UPKEEP
 from pgtide.spark.upkeep import Upkeep
 
 _TABLES_AT_ONCE = 4
 _BATCH_ROWS = 2_000_000
 _BATCH_BYTES = 1 << 30
-_RETRY_FIRST_S, _RETRY_LAST_S = 1.0, 60.0
 _LOOK_S = 0.1
 _LOOK_FOR_BARRIERS_S = 0.5
 _LOOK_FOR_TABLES_S = 1.0
@@ -89,6 +87,7 @@ class Mirror:
         self._applier = Applier(spark, self._sink, self._log_location, config.mirror, loads=loads)
         self._reader = LogReader(self._log_location, reads=False)
         self._points = Points(spark, self._sink, points_target(config), self._applier.log_id)
+        self._publisher = Publisher(self._points, self._reader, self._applier.timings)
         self._barriers = Barriers(self._log_location)
         self._upkeep = Upkeep(self._sink, self._points, self._log_location, config.mirror)
         self._progress = Progress(self._log_location, self._applier.log_id)
@@ -101,9 +100,6 @@ class Mirror:
         self._stop = threading.Event()
         self._over = threading.Event()
         self._failure: Exception | None = None
-        self._point_error = ""  # why the last point could not be published; tried again
-        self._point_failures = 0
-        self._point_at_s = 0.0
         self._query: StreamingQuery | None = None
         self._batch = threading.Lock()  # a batch, or a retry between batches
         self._pool = ThreadPoolExecutor(_TABLES_AT_ONCE, thread_name_prefix="pgtide-mirror")
@@ -332,7 +328,7 @@ class Mirror:
     def _put_off_reload(self, table: MirrorTable) -> None:
         """Its old rows are kept up to date meanwhile, and what is loaded beside them stays."""
         table.load_failures += 1
-        table.reload_at_s = time.monotonic() + _pause_s(table.load_failures)
+        table.reload_at_s = time.monotonic() + pause_s(table.load_failures)
 
     def _retry_reloads(self) -> None:
         now_s = time.monotonic()
@@ -398,7 +394,7 @@ class Mirror:
                     self._retry_point()
                     self._follow_alterations()
                     self._meet_barriers()
-                    goes_on = self._keep_up() or self._joining.is_busy or self._point_failures > 0
+                    goes_on = self._keep_up() or self._joining.is_busy or bool(self._publisher.error)
                     goes_on = goes_on or any(map(_is_joining, self._tables.values()))
                     if until_offset is not None and self._done >= until_offset and not goes_on:
                         return
@@ -453,45 +449,17 @@ class Mirror:
             self._alterations.follow(table, to)
 
     def _publish(self, start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()) -> bool:
-        """Publishes the point at `to`, under the LSN of its last commit or a later one that is asked for."""
-        streaming = [table for table in self._tables.values() if not table.joining and not table.removed]
-        if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in streaming):
-            return False  # a table is ahead of this batch: there is no version of it to name
-        moment = self._moment(start, to)
-        moment = replace(moment, lsn=max(moment.lsn, at_lsn))
-        coverage = {table.name: _coverage(table, to) for table in self._tables.values()}
-        if self._points.last is None and not any(one.covered for one in coverage.values()):
-            return False  # the first point is one at which there is something to read
-        try:
-            with self._applier.timings.of(POINT):
-                published = self._points.publish(moment, coverage, renewed)
-        except (Py4JJavaError, PySparkException) as error:
-            if self._stop.is_set():
-                raise _Stopped from error
-            # The lake cannot be written: tables are parked for that, and so is the point.
-            self._point_failures += 1
-            self._point_at_s = time.monotonic() + _pause_s(self._point_failures)
-            self._point_error = _first_line(error)
-            return False
-        self._point_failures, self._point_error = 0, ""
+        published = self._publisher.publish(self._tables.values(), start, to, at_lsn, renewed)
+        if self._stop.is_set():
+            raise _Stopped
         return published
 
     def _retry_point(self) -> None:
-        if self._point_failures and time.monotonic() >= self._point_at_s:
+        if self._publisher.is_due:
             if self._done == self._reader.end().end_offset:
                 renewed = [table.name for table in self._tables.values() if not table.joining]
                 self._publish(self._reader.first_offset(), self._done, renewed=renewed)
             self._report()
-
-    def _moment(self, start: int, to: int) -> Moment:
-        last = self._points.last
-        if last is not None and last.offset == to:
-            return last
-        transactions = self._reader.transactions(start, to)
-        if transactions.num_rows == 0:
-            return Moment(to, self._reader.identity.start_lsn, None)
-        ending = dict(zip(TRANSACTIONS.names, (column[-1].as_py() for column in transactions.columns), strict=True))
-        return Moment(to, ending["commit_lsn"], ending["commit_timestamp"])
 
     def _retry_parked(self) -> None:
         now = time.monotonic()
@@ -511,7 +479,7 @@ class Mirror:
             shapes = self._alterations.shapes(due, self._done)
             self._take_in_unknown({oid: shape for oid, shape in shapes.items() if oid in self._tables})
             tables = [self._tables[oid] for oid in due & self._tables.keys()]
-            tables = [table for table in tables if _is_streaming(table) or _is_untouched(table)]
+            tables = [table for table in tables if is_streaming(table) or _is_untouched(table)]
             self._each(tables, lambda table: self._advance(table, self._done))
             failed: set[str] = set()
             if self._config.snapshot.initial == "bulk":
@@ -538,11 +506,12 @@ class Mirror:
         """Publishes the points that are asked for where we are now, and tells those who asked too late."""
         for lsn, place, barrier in self._barriers.placed(self._reader):
             if place == self._done:
-                loaded = [table for table in self._tables.values() if _is_streaming(table)]
+                loaded = [table for table in self._tables.values() if is_streaming(table)]
                 self._each(loaded, self._take_head)
                 published = self._publish(self._reader.first_offset(), self._done, lsn)
                 self._report()
-                self._barriers.answer(barrier, BarrierState.PUBLISHED if published else BarrierState.PASSED)
+                if published or self._points.last is not None:  # else nothing is loaded yet: it is to wait
+                    self._barriers.answer(barrier, BarrierState.PUBLISHED if published else BarrierState.PASSED)
             elif place < self._done:
                 self._barriers.answer(barrier, BarrierState.PASSED)
 
@@ -559,7 +528,7 @@ class Mirror:
     def _upkeep_step(self) -> bool:
         self._spark.addTag(JOB_TAG)
         with self._applier.timings.of(UPKEEP):
-            return self._upkeep.step(filter(_is_streaming, self._tables.values()), self._stop)
+            return self._upkeep.step(filter(is_streaming, self._tables.values()), self._stop)
 
     def _take_head(self, table: MirrorTable) -> None:
         """Makes sure that we name the table as it is now: somebody else may have written to it."""
@@ -597,16 +566,12 @@ class Mirror:
         table.version = table.needs_from = None
         table.joining = table.catching_up = False
         table.failures += 1
-        table.retry_at_s = time.monotonic() + _pause_s(table.failures)
+        table.retry_at_s = time.monotonic() + pause_s(table.failures)
 
     def _report(self) -> None:
         self._announcer.look([(table.name, table.progress) for table in self._tables.values()])
         upkeep, timings = self._upkeep.report(), self._applier.timings.report()
-        self._progress.write(self._tables.values(), self._done, self._points, upkeep, timings, self._point_error)
-
-
-def _pause_s(failures: int) -> float:
-    return min(_RETRY_FIRST_S * 2.0 ** (min(failures, 10) - 1), _RETRY_LAST_S)
+        self._progress.write(self._tables.values(), self._done, self._points, upkeep, timings, self._publisher.error)
 
 
 def _batch_end(reader: LogReader, start: int) -> int:
@@ -622,19 +587,10 @@ def _is_untouched(table: MirrorTable) -> bool:
     return table.version is None and not (table.error or table.joining or table.removed)
 
 
-def _is_streaming(table: MirrorTable) -> bool:
-    return table.is_loaded and not (table.error or table.joining or table.removed)
-
-
 def _is_due(table: MirrorTable, now_s: float, *, touched: bool) -> bool:
     if table.joining or table.removed:
         return False
     return now_s >= table.retry_at_s if table.error else touched
-
-
-def _coverage(table: MirrorTable, to: int) -> Coverage:
-    covered = _is_streaming(table) and table.clean_to >= to
-    return Coverage(table.version.snapshot_id if table.version and covered else None, covered)
 
 
 def _removed(table: MirrorTable, error: LogRangeError) -> TableError:
@@ -657,8 +613,4 @@ def _told(table: MirrorTable, error: Exception) -> str:
             f"{table.name}: a row was updated or deleted that the mirror does not have.\n"
             f"Drop the mirror table to load it anew: DROP TABLE {table.target}"
         )
-    return f"{type(error).__name__}: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:500]
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,86 @@
+"""Publishing the point at which a batch ends; when the lake cannot be written, again after a pause that grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from pgtide.change import TRANSACTIONS
+from pgtide.log.reader import LogReader
+from pgtide.spark.apply import MirrorTable
+from pgtide.spark.points import Coverage, Moment, Points
+from pgtide.spark.timings import POINT, Timings
+
+_RETRY_FIRST_S, _RETRY_LAST_S = 1.0, 60.0
+
+
+class Publisher:
+    """Used by the thread that runs a batch."""
+
+    def __init__(self, points: Points, reader: LogReader, timings: Timings) -> None:
+        self._points = points
+        self._reader = reader
+        self._timings = timings
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self.error = ""  # why the last point could not be published
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self.error) and time.monotonic() >= self._retry_at_s
+
+    def publish(
+        self, tables: Iterable[MirrorTable], start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()
+    ) -> bool:
+        """Publishes the point at `to`, under the LSN of its last commit or a later one that is asked for."""
+        listed = list(tables)
+        streaming = [table for table in listed if not table.joining and not table.removed]
+        if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in streaming):
+            return False  # a table is ahead of this batch: there is no version of it to name
+        coverage = {table.name: _coverage(table, to) for table in listed}
+        if self._points.last is None and not any(one.covered for one in coverage.values()):
+            return False  # the first point is one at which there is something to read
+        moment = self._moment(start, to)
+        moment = replace(moment, lsn=max(moment.lsn, at_lsn))
+        try:
+            with self._timings.of(POINT):
+                published = self._points.publish(moment, coverage, renewed)
+        except (Py4JJavaError, PySparkException) as error:
+            # The lake cannot be written: tables are parked for that, and so is the point.
+            self._failures += 1
+            self._retry_at_s = time.monotonic() + pause_s(self._failures)
+            self.error = first_line(error)
+            return False
+        self._failures, self.error = 0, ""
+        return published
+
+    def _moment(self, start: int, to: int) -> Moment:
+        last = self._points.last
+        if last is not None and last.offset == to:
+            return last
+        transactions = self._reader.transactions(start, to)
+        if transactions.num_rows == 0:
+            return Moment(to, self._reader.identity.start_lsn, None)
+        ending = dict(zip(TRANSACTIONS.names, (column[-1].as_py() for column in transactions.columns), strict=True))
+        return Moment(to, ending["commit_lsn"], ending["commit_timestamp"])
+
+
+def is_streaming(table: MirrorTable) -> bool:
+    return table.is_loaded and not (table.error or table.joining or table.removed)
+
+
+def _coverage(table: MirrorTable, to: int) -> Coverage:
+    covered = is_streaming(table) and table.clean_to >= to
+    return Coverage(table.version.snapshot_id if table.version and covered else None, covered)
+
+
+def pause_s(failures: int) -> float:
+    return min(_RETRY_FIRST_S * 2.0 ** (min(failures, 10) - 1), _RETRY_LAST_S)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:500]
