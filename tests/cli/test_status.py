@@ -18,7 +18,7 @@ KEYS = {
     "capture": {"rows", "bytes", "transactions", "flushes", "flush_seconds_mean", "lag_bytes", "lag_seconds"},
     "log": {"durable_lsn", "last_commit_lsn", "end_offset", "segments", "bytes"},
     "lag": {"log_bytes", "log_seconds", "mirror_bytes", "mirror_seconds"},
-    "points": {"latest_lsn"},
+    "points": {"latest_lsn", "error"},
     "tables": set(),
     "readers": set(),
     "snapshots": set(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pgtide.errors import ConfigurationError
@@ -9,9 +11,11 @@ from pgtide.failpoints import FailpointReached
 from pgtide.lsn import format_lsn
 from pgtide.spark import at
 from pgtide.spark.at import points
+from pgtide.spark.targets import POINTS_NAMESPACE, POINTS_TABLE
 from tests.arming import armed
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import insert, table_shape, update
+from tests.waiting import wait_for
 
 ORDERS = table_shape()
 ITEMS = table_shape("items", oid=16500, key=("id", "region"))
@@ -49,3 +53,24 @@ def test_a_mirror_that_starts_again_says_at_once_which_point_is_the_latest(mirro
     with armed("mirror.point.ready=raise"), pytest.raises(FailpointReached):
         mirrored.run()
     assert mirrored.progress()["point"]["offset"] == end
+
+
+def test_point_that_cannot_be_written_is_published_when_it_can_be_and_tables_go_on(mirrored: Mirrored) -> None:
+    mirrored.log.commit(insert(ORDERS, id=1))
+    mirrored.run()
+    lake = Path(mirrored.spark.conf.get("spark.sql.catalog.lake.warehouse") or "")
+    metadata = lake / POINTS_NAMESPACE / POINTS_TABLE / "metadata"
+    away = metadata.with_name("away")
+    with mirrored.running():
+        metadata.rename(away)
+        metadata.touch()  # a file where the folder was: nothing can be written into it
+        try:
+            end = mirrored.log.commit(insert(ORDERS, id=2))
+            wait_for(lambda: mirrored.progress().get("point_error"), limit_s=60, what="the error to be told")
+            assert mirrored.has_reached(ORDERS, end)
+            assert mirrored.states() == {"public.orders": "streaming"}
+        finally:
+            metadata.unlink()
+            away.rename(metadata)
+        wait_for(lambda: mirrored.progress()["point"]["offset"] == end, limit_s=60, what="the point")
+        assert mirrored.progress()["point_error"] is None

@@ -72,7 +72,7 @@ class Status:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     readers: dict[str, Any] = field(default_factory=dict)
     snapshots: dict[str, Any] = field(default_factory=dict)
-    points: dict[str, Any] = field(default_factory=lambda: {"latest_lsn": None})
+    points: dict[str, Any] = field(default_factory=lambda: {"latest_lsn": None, "error": None})
     history: dict[str, dict[str, Any]] = field(default_factory=dict)  # from where on the log has all of each table
 
     @property
@@ -90,7 +90,7 @@ def gather(config: Config) -> Status:
     status.readers = {} if unreachable else readers_of(config.log_location)
     mirror = status.readers.get("mirror") or {}
     status.tables = {name: _table(found) for name, found in (mirror.get("tables") or {}).items()}
-    status.points = {"latest_lsn": (mirror.get("point") or {}).get("lsn")}
+    status.points = {"latest_lsn": (mirror.get("point") or {}).get("lsn"), "error": mirror.get("point_error")}
     status.snapshots = snapshots_of(mirror)
     status.lag = _lag(status, mirror, flush_lag_seconds)
     status.history = {} if unreachable else _history(config)
@@ -230,6 +230,8 @@ def show(status: Status, *, as_json: bool) -> None:
     mirror = status.readers.get("mirror") or {}
     for name, error in ((mirror.get("upkeep") or {}).get("errors") or {}).items():
         console.print(Text(f"{name}: compaction or expiry failed, and will be tried again: {error}", "yellow"))
+    if status.points["error"]:
+        console.print(Text(f"no point can be published, which is tried again: {status.points['error']}", "red"))
     for error in filter(None, (status.source.error, status.log.error)):
         console.print(Text(error, "red"))
 
