@@ -72,5 +72,5 @@ def test_point_that_cannot_be_written_is_published_when_it_can_be_and_tables_go_
         finally:
             metadata.unlink()
             away.rename(metadata)
-        wait_for(lambda: mirrored.progress()["point"]["offset"] == end, limit_s=60, what="the point")
+        wait_for(lambda: (mirrored.progress()["point"] or {}).get("offset") == end, limit_s=60, what="the point")
         assert mirrored.progress()["point_error"] is None

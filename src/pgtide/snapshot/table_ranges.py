@@ -73,8 +73,8 @@ def partition_files(connection: Connection, table: TableAsOf) -> set[tuple[int, 
     with postgres_errors(f"reading {table.shape.qualified_name}"):
         found = connection.execute(
             "SELECT relid::oid::int8, pg_relation_filenode(relid)::int8 FROM pg_catalog.pg_partition_tree(%s) "
-            "WHERE isleaf",
-            [table.shape.relation_oid],
+            "WHERE isleaf AND relid <> %s",
+            [table.shape.relation_oid, table.shape.relation_oid],
         ).fetchall()
     return set(found)
 
