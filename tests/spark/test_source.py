@@ -11,13 +11,15 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import LongType, StructField, StructType
 
 from pgtide.log.reader import LogReader
-from pgtide.log.retention import plan_removal, remove
+from pgtide.log.retention import plan_removal, readers, remove
 from pgtide.schema import Column, TableShape
 from pgtide.spark import register
 from pgtide.spark.rows import frame_of
+from pgtide.spark.source import PgtideSource
 from pgtide.types import PgType
 from tests.spark.logs import BEGINNING, INT8, WrittenLog, delete, insert, table_shape, truncate, update
 
@@ -133,8 +135,16 @@ class Collected:
         )
         self.batches: list[list[int]] = []
 
-    def drain(self) -> None:
+    @property
+    def ids(self) -> list[int]:
+        return [number for batch in self.batches for number in batch]
+
+    def drain(self, *, failing: bool = False) -> None:
+        """Runs until the log's end; `failing`: dies in its first batch, with nothing kept."""
+
         def keep(frame: DataFrame, _: int) -> None:
+            if failing:
+                raise RuntimeError("the sink is gone")
             self.batches.append([row["id"] for row in in_order(frame)])
 
         writer = self._stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
@@ -175,6 +185,73 @@ def test_lost_or_older_checkpoint_gives_the_same_changes_again(
         collected.batches.clear()
         collected.drain()
         assert [number for batch in collected.batches for number in batch] == again
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_query_that_dies_in_its_first_batch_gives_it_when_it_is_restarted(
+    spark: SparkSession, log: WrittenLog, tmp_path: Path, starting: str
+) -> None:
+    for number in range(3):
+        log.commit(insert(ORDERS, id=number))
+    collected = Collected(spark, log, tmp_path / "checkpoint", startingOffsets=starting)
+    with pytest.raises(PySparkException, match="the sink is gone"):
+        collected.drain(failing=True)
+    log.commit(insert(ORDERS, id=3))
+    collected.drain()
+    assert collected.ids == {"earliest": [0, 1, 2, 3], "latest": [3]}[starting]
+
+
+class Restarted:
+    """The process that Spark keeps for a stream's offsets, asked as Spark 4.1 asks it."""
+
+    def __init__(self, log: WrittenLog, **options: str) -> None:
+        self._source = PgtideSource({"path": str(log.path), "table": "public.orders", **options})
+
+    def begin(self) -> DataSourceStreamReader:
+        return self._source.streamReader(self._source.schema())
+
+    def restart(self, seen: dict[str, Any]) -> DataSourceStreamReader:
+        reader = self.begin()
+        reader.partitions(seen, seen)
+        return reader
+
+
+def test_first_batch_begins_where_it_began_at_first(tmp_path: Path) -> None:
+    """A stream from the log's end: changes that come while it starts are part of its first batch."""
+    log = WrittenLog(tmp_path / "log")
+    log.commit(insert(ORDERS, id=0))
+    process = Restarted(log, startingOffsets="latest")
+    reader = process.begin()
+    initial = reader.initialOffset()
+    log.commit(insert(ORDERS, id=1))
+    end = reader.latestOffset()
+    assert (initial["offset"], end["offset"]) == (1, 2)
+    log.commit(insert(ORDERS, id=2))
+    reader = process.restart(end)
+    assert reader.initialOffset() == initial
+    assert [row for part in reader.partitions(initial, end) for batch in reader.read(part) for row in ids(batch)] == [1]
+    assert reader.latestOffset() == {**end, "offset": 3}
+    assert process.restart(reader.latestOffset()).latestOffset() == reader.latestOffset()  # no batch without news
+
+
+def ids(batch: pa.RecordBatch) -> list[int]:
+    numbers: list[int] = batch.column("id").to_pylist()
+    return numbers
+
+
+def test_restart_does_not_give_up_what_the_batch_that_died_still_needs(tmp_path: Path) -> None:
+    log = WrittenLog(tmp_path / "log")
+    for number in range(2):
+        log.commit(insert(ORDERS, id=number))
+    process = Restarted(log, readerName="totals")
+    reader = process.begin()
+    start, end = reader.initialOffset(), reader.latestOffset()
+    reader.partitions(start, end)
+    reader = process.restart(end)
+    assert [(needs.name, needs.offset) for needs in readers(log.path)] == [("totals", 0)]
+    log.commit(insert(ORDERS, id=2))
+    reader.partitions(end, reader.latestOffset())
+    assert [(needs.name, needs.offset) for needs in readers(log.path)] == [("totals", 2)]
 
 
 def test_stream_batches_end_with_transactions(spark: SparkSession, log: WrittenLog, tmp_path: Path) -> None:

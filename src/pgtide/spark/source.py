@@ -1,8 +1,9 @@
 """The data source `pgtide`: changes as rows, typed for one table or in one form for all, in a batch or as a stream.
 
 Planning reads block directories only; a partition is a run of byte ranges, and executors turn those into Arrow batches.
-They need the log's path, and nothing of Postgres.  A stream's offset is {"log": id, "offset": next to read}: an
-offset of another log is refused, because its numbers mean other rows.
+They need the log's path, and nothing of Postgres.  A stream's offset is {"log": id, "offset": next to read, "initial":
+where the query began}.  An offset of another log is refused, because its numbers mean other rows.  `initial` is there
+for the first batch: Spark writes down where it ends, but not where it begins, and asks again when it runs it again.
 """
 
 from __future__ import annotations
@@ -115,30 +116,32 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._options = options
         self._view = view
         self._log: LogReader | None = None
+        self._initial: int | None = None  # where the query began; a restarted one learns it from its offsets
         self._reached: int | None = None  # where the last batch ended, as far as this process knows
+        self._registered: int | None = None
         self._latest: tuple[float, int] = (float("-inf"), 0)
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark asks twice; the answer must be one.
-        if self._reached is None:
-            self._reached = resolve_position(self._reader(), self._options.starting_offsets)
-        return self._offset(self._reached)
+        """Asked for twice when a query begins, and again when it is restarted before its first batch was committed."""
+        if self._initial is None:
+            self._initial = resolve_position(self._reader(), self._options.starting_offsets)
+        self._register(self._initial)
+        return self._offset(self._initial)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Polled every few milliseconds by a query without a trigger interval: the log is looked at less often.
 
-        Up to Spark 4.1 there is no `start`.  A restarted query plans its last batch again before it asks for
-        more, so a process that has planned nothing yet serves a query that begins.
+        Up to Spark 4.1 there is no `start`.  A restarted query plans its last batch again, or an empty one that ends
+        there, before it asks for more: so a process that has planned nothing yet serves a query that begins.
         """
         if start is not None:
-            self._reached = self._checked(start)
+            self._initial, self._reached = start.get("initial"), self._checked(start)
         if self._reached is None:
-            self.initialOffset()
+            self._reached = self._checked(self.initialOffset())
         since, latest = self._latest
         if time.monotonic() - since > (_LATEST_ON_STORE_FOR_S if is_url(self._options.path) else _LATEST_FOR_S):
             latest = self._reader().end().end_offset
             self._latest = (time.monotonic(), latest)
-        assert self._reached is not None
         return self._offset(self._limited(self._reached, latest))
 
     def _limited(self, reached: int, latest: int) -> int:
@@ -153,12 +156,20 @@ class ChangeStreamReader(DataSourceStreamReader):
         first, last = self._checked(start), self._checked(end)
         if first > last:
             raise LogRangeError(f"Spark asks for offsets {first} to {last}, which is backwards.")
-        self._reached = last
-        if self._options.reader_name is not None:
-            # Registered first, looked for second: what is there then, retention leaves.  That this batch begins here
-            # says that all before it is done; `commit` and `stop` say less, and later or never.
-            register_reader(self._reader(), self._options.reader_name, first)
+        self._initial, self._reached = end.get("initial"), last
+        # A restarted query first shows the offset that it saw last, as an empty range, whatever it will do then.
+        if first < last:
+            self._register(first)
         return _partitions(self._reader(), first, last, self._options, self._view)
+
+    def _register(self, offset: int) -> None:
+        """Before anything is looked for: what is there then, retention leaves.
+
+        That a batch begins says that all before it is done; `commit` and `stop` say less, and later or never.
+        """
+        if self._options.reader_name is not None and offset != self._registered:
+            register_reader(self._reader(), self._options.reader_name, offset)
+            self._registered = offset
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._reached is None:
@@ -177,7 +188,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         return self._log
 
     def _offset(self, offset: int) -> dict[str, Any]:
-        return {"log": self._reader().identity.log_id, "offset": offset}
+        return {"log": self._reader().identity.log_id, "offset": offset, "initial": self._initial}
 
     def _checked(self, offset: dict[str, Any]) -> int:
         log_id = self._reader().identity.log_id
