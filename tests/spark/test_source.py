@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import LongType, StructField, StructType
 
+from pgtide.errors import ConfigurationError, LogRangeError
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, readers, remove
 from pgtide.schema import Column, TableShape
@@ -417,6 +419,83 @@ def test_rows_that_retention_took_are_an_error_or_passed_over(spark: SparkSessio
         read(spark, log, startingOffsets="0").collect()
     kept = in_order(read(spark, log, startingOffsets="0", failOnDataLoss="false"))
     assert [row["_offset"] for row in kept] == list(range(first, 4))
+
+
+def planned(log: WrittenLog, table: str = "public.orders", **options: str) -> list[int]:
+    """The ids that a batch read of the table gives, without Spark."""
+    source = PgtideSource({"path": str(log.path), "table": table, **options})
+    reader = source.reader(source.schema())
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in ids(batch)]
+
+
+@pytest.fixture
+def pruned(tmp_path: Path) -> WrittenLog:
+    """Offsets below 4 are gone; they were orders.  Of items and of orders one change is left."""
+    log = WrittenLog(tmp_path / "pruned", segment_bytes=1)
+    for number in range(4):
+        log.commit(insert(ORDERS, id=number))
+    log.commit(insert(ITEMS, id=4))
+    log.commit(insert(ORDERS, id=5))
+    removal = plan_removal(log.path, retention_s=0, max_bytes=0)
+    keeping = replace(removal, segments=removal.segments[:4], end_offset=4)
+    remove(log.path, keeping)
+    assert LogReader(log.path).first_offset() == 4
+    return log
+
+
+# The first transaction that is left ended at LSN 0/258, 600 µs into the day.
+@pytest.mark.parametrize("start", ["0", "0/1", "2001-01-01", "2026-01-01T00:00:00.000500Z", "0/1F3"])
+def test_start_that_retention_took_is_an_error_or_passed_over_in_whatever_way_it_is_named(
+    pruned: WrittenLog, start: str
+) -> None:
+    with pytest.raises(LogRangeError, match="retention removed them"):
+        planned(pruned, startingOffsets=start)
+    assert planned(pruned, startingOffsets=start, failOnDataLoss="false") == [5]
+    assert planned(pruned, "public.items", startingOffsets=start) == [4]  # it has lost nothing
+
+
+@pytest.mark.parametrize("start", ["4", "0/1F4", "2026-01-01T00:00:00.000600Z", "earliest"])
+def test_start_at_what_retention_left_is_none_of_its_losses(pruned: WrittenLog, start: str) -> None:
+    assert planned(pruned, startingOffsets=start) == [5]
+
+
+def test_stream_whose_changes_retention_took_fails_or_goes_on(
+    spark: SparkSession, pruned: WrittenLog, tmp_path: Path
+) -> None:
+    register(spark)
+    for number, start in enumerate(("0", "2001-01-01")):
+        checkpoint = tmp_path / f"checkpoint{number}"
+        with pytest.raises(PySparkException, match="retention removed them"):
+            Collected(spark, pruned, checkpoint, startingOffsets=start).drain()
+        collected = Collected(spark, pruned, checkpoint, startingOffsets=start, failOnDataLoss="false")
+        collected.drain()
+        assert collected.ids == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"startingOffsets": "999"}, r'startingOffsets is 999, .* has offsets 4 to 6 .*\n.*"startingOffsets", "6"'),
+        ({"endingOffsets": "7"}, "endingOffsets is 7, .* has offsets 4 to 6"),
+        ({"startingOffsets": "6", "endingOffsets": "5"}, "startingOffsets stands for offset 6, endingOffsets for 5"),
+    ],
+)
+def test_range_that_is_not_in_the_log_is_refused(pruned: WrittenLog, options: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        planned(pruned, **options)
+    assert planned(pruned, startingOffsets="6", endingOffsets="6") == []
+
+
+def test_stream_that_would_begin_beyond_the_log_is_refused(pruned: WrittenLog) -> None:
+    with pytest.raises(ConfigurationError, match="startingOffsets is 999"):
+        Restarted(pruned, startingOffsets="999").begin().initialOffset()
+
+
+def test_checkpoint_beyond_the_log_is_refused_with_what_may_have_happened(pruned: WrittenLog) -> None:
+    reader = Restarted(pruned).begin()
+    end = reader.latestOffset()
+    with pytest.raises(LogRangeError, match=r"checkpoint is at offset 9, .* ends at 6(.|\n)*new checkpointLocation"):
+        reader.partitions({**end, "offset": 9}, end)
 
 
 def test_retention_waits_for_a_named_query(spark: SparkSession, short_segments: WrittenLog, tmp_path: Path) -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pgtide.errors import ConfigurationError, LogRangeError
+from pgtide.log.control import removed
 from pgtide.log.reader import LogReader
 from pgtide.lsn import parse_lsn
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 POSITIONS = (
     'earliest, latest, an offset such as 1200, an LSN such as "16/B374D848", '
     'or a time such as "2026-01-31T08:00:00Z" (UTC where no zone is given)'
@@ -46,12 +49,12 @@ def parse_position(text: str) -> Position:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    since = moment - _EPOCH
     return Position("time", (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
 
 
-def resolve_position(reader: LogReader, position: Position) -> int:
-    """The offset that it stands for now."""
+def resolve_position(reader: LogReader, option: str, position: Position) -> int:
+    """The offset that the option's position stands for now.  LogRangeError if retention took what begins there."""
     match position.kind:
         case "earliest":
             return reader.first_offset()
@@ -62,7 +65,17 @@ def resolve_position(reader: LogReader, position: Position) -> int:
         case "time":
             return _position_at(reader, position.value)
         case "offset":
+            _check_not_beyond(reader, option, position.value)
             return position.value
+
+
+def _check_not_beyond(reader: LogReader, option: str, offset: int) -> None:
+    first, end = reader.first_offset(), reader.end().end_offset
+    if offset > end:
+        raise ConfigurationError(
+            f"pgtide: {option} is {offset}, and the log in {reader.location} has offsets {first} to {end} (exclusive).",
+            remedy=f'Give an offset from {first} to {end}: .option("{option}", "{end}") is its end now; or "latest".',
+        )
 
 
 def _position_at(reader: LogReader, time_us: int) -> int:
@@ -87,8 +100,25 @@ def _position_at(reader: LogReader, time_us: int) -> int:
         transactions = reader.directory(block).transactions
         late = np.flatnonzero(_commit_times(transactions) >= time_us)
         if len(late):
-            return max(int(transactions["first_offset"][int(late[0])].as_py()), start)
+            found_offset = max(int(transactions["first_offset"][int(late[0])].as_py()), start)
+            if found_offset == extents[0].name.first_offset:
+                _check_none_removed(reader, time_us, int(_commit_times(transactions)[int(late[0])]))
+            return found_offset
     return end_offset
+
+
+def _check_none_removed(reader: LogReader, time_us: int, kept_us: int) -> None:
+    """The first transaction that is kept was committed at `kept_us`: was there one before it, not before `time_us`?"""
+    if kept_us > time_us and removed(reader.storage).end_offset > 0:
+        raise LogRangeError(
+            f"transactions committed from {_moment(time_us)} on are no longer all in the log in {reader.location}: "
+            "retention removed them",
+            remedy=f"start from a later time (what is left begins at {_moment(kept_us)}), or take a new snapshot",
+        )
+
+
+def _moment(time_us: int) -> str:
+    return (_EPOCH + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")
 
 
 def _commit_times(transactions: pa.RecordBatch) -> npt.NDArray[np.int64]:

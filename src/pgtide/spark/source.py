@@ -23,10 +23,11 @@ from pyspark.sql.types import StructType
 
 from pgtide.config import is_url
 from pgtide.errors import ConfigurationError, LogRangeError
+from pgtide.log.control import removed
 from pgtide.log.reader import LogReader, Slice
 from pgtide.spark.debezium_view import DebeziumView
 from pgtide.spark.options import SourceOptions, parse_options
-from pgtide.spark.positions import resolve_position
+from pgtide.spark.positions import Position, resolve_position
 from pgtide.spark.registration import register_reader
 from pgtide.spark.views import AllTablesView, TypedView, View
 
@@ -101,8 +102,12 @@ class ChangeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         reader = LogReader(self._options.path)
-        start = resolve_position(reader, self._options.starting_offsets)
-        end = resolve_position(reader, self._options.ending_offsets)
+        start, end = _start(reader, self._options, self._view), _end(reader, self._options, self._view)
+        if start > end:
+            raise ConfigurationError(
+                f"pgtide: startingOffsets stands for offset {start}, endingOffsets for {end}, which comes before it.",
+                remedy="Give an endingOffsets that is not before startingOffsets, or leave it out.",
+            )
         return _partitions(reader, start, end, self._options, self._view)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -124,7 +129,7 @@ class ChangeStreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         """Asked for twice when a query begins, and again when it is restarted before its first batch was committed."""
         if self._initial is None:
-            self._initial = resolve_position(self._reader(), self._options.starting_offsets)
+            self._initial = _start(self._reader(), self._options, self._view)
         self._register(self._initial)
         return self._offset(self._initial)
 
@@ -155,7 +160,11 @@ class ChangeStreamReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = self._checked(start), self._checked(end)
         if first > last:
-            raise LogRangeError(f"Spark asks for offsets {first} to {last}, which is backwards.")
+            raise LogRangeError(
+                f"The checkpoint is at offset {first}, and the log in {self._options.path} ends at "
+                f"{self._reader().end().end_offset}: it may be an older copy, whose offsets will be other changes.",
+                remedy="Bring the log back, or start the query with a new checkpointLocation.",
+            )
         self._initial, self._reached = end.get("initial"), last
         # A restarted query first shows the offset that it saw last, as an empty range, whatever it will do then.
         if first < last:
@@ -198,6 +207,28 @@ class ChangeStreamReader(DataSourceStreamReader):
                 remedy="Start the query with a new checkpointLocation, or give the path of the log it was started on.",
             )
         return int(offset["offset"])
+
+
+def _start(reader: LogReader, options: SourceOptions, view: View) -> int:
+    return _resolve(reader, "startingOffsets", options.starting_offsets, options, view)
+
+
+def _end(reader: LogReader, options: SourceOptions, view: View) -> int:
+    return _resolve(reader, "endingOffsets", options.ending_offsets, options, view)
+
+
+def _resolve(reader: LogReader, option: str, position: Position, options: SourceOptions, view: View) -> int:
+    """Where retention took what begins there: an error, or the first change that is left (failOnDataLoss)."""
+    try:
+        return resolve_position(reader, option, position)
+    except LogRangeError as error:
+        taken = view.relation_oid is None or removed(reader.storage).last_offset(view.relation_oid, reads=True) >= 0
+        if taken and options.fail_on_data_loss:
+            raise
+        first = reader.first_offset()
+        if taken:
+            _log.warning("%s: %s; going on at offset %d (failOnDataLoss)", option, error.what, first)
+        return first
 
 
 def _partitions(reader: LogReader, start: int, end: int, options: SourceOptions, view: View) -> list[SlicePartition]:
