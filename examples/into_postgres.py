@@ -28,7 +28,8 @@ def apply(batch: DataFrame, batch_id: int) -> None:
     with psycopg.connect(TARGET) as target:  # one transaction
         up_to = target.execute("SELECT up_to FROM applied WHERE name = 'orders_copy' FOR UPDATE").fetchone()[0]
         # Of an update, the old row ("update_preimage") comes first, under the same offset.
-        for change in batch.where(col("_offset") > up_to).orderBy("_offset", col("_change_type").desc()).collect():
+        news = batch.where(col("_offset") > up_to).orderBy("_offset", col("_change_type").desc())
+        for change in news.toLocalIterator():  # a batch may be all of the log
             if change._change_type in ("delete", "update_preimage"):
                 target.execute("DELETE FROM orders_copy WHERE id = %s", [change.id])
             elif change._change_type == "truncate":
@@ -45,7 +46,6 @@ query = (
     .option("path", LOG)
     .option("table", "public.orders")
     .option("includePreimage", "true")  # an update is the old row, which goes, and the new one, which comes
-    .option("maxRowsPerTrigger", "100000")
     .load()
     .writeStream.foreachBatch(apply)
     .option("checkpointLocation", CHECKPOINT)

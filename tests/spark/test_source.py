@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,6 +272,21 @@ def test_stream_batches_end_with_transactions(spark: SparkSession, log: WrittenL
     assert [batch for batch in collected.batches if batch] == [[9], [10, 11, 12, 13, 14], [15]]
 
 
+def test_limit_that_cuts_a_batch_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With availableNow, Spark 4.1 ends the query there."""
+    log = WrittenLog(tmp_path / "log")
+    for number in range(3):
+        log.commit(insert(ORDERS, id=number))
+    reader = Restarted(log, maxRowsPerTrigger="1").begin()
+    start, end = reader.initialOffset(), reader.latestOffset()
+    reader.partitions(start, end)
+    assert reader.latestOffset()["offset"] == 2
+    assert [record.getMessage()[:35] for record in caplog.records] == ["this batch ends at offset 1 of 3 (m"]
+    caplog.clear()
+    assert Restarted(log, maxRowsPerTrigger="3").begin().latestOffset()["offset"] == 3
+    assert caplog.records == []
+
+
 def test_checkpoint_of_another_log_is_refused(spark: SparkSession, log: WrittenLog, tmp_path: Path) -> None:
     log.commit(insert(ORDERS, id=1))
     Collected(spark, log, tmp_path / "checkpoint").drain()
@@ -279,10 +296,23 @@ def test_checkpoint_of_another_log_is_refused(spark: SparkSession, log: WrittenL
         Collected(spark, other, tmp_path / "checkpoint").drain()
 
 
-def test_spark_finds_the_source_without_registration() -> None:
-    import pyspark_pgtide
+_FRESH_SESSION = """
+import sys
+from pgtide import local
+from tests.conftest import QUICK_JVM
+spark = local.spark(warehouse=sys.argv[1], **QUICK_JVM)
+frame = spark.read.format("pgtide").option("path", sys.argv[2]).option("table", "public.orders").load()
+print("found", [row.id for row in frame.collect()])
+"""
 
-    assert pyspark_pgtide.DefaultSource.name() == "pgtide"
+
+def test_spark_finds_the_source_without_registration(tmp_path: Path) -> None:
+    """In a session of its own: the one that tests share has it registered."""
+    log = WrittenLog(tmp_path / "log")
+    log.commit(insert(ORDERS, id=7))
+    command = [sys.executable, "-c", _FRESH_SESSION, str(tmp_path / "lake"), str(log.path)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert "found [7]" in ended.stdout, ended.stderr
 
 
 EVENTS = TableShape(

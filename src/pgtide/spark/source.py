@@ -124,6 +124,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._initial: int | None = None  # where the query began; a restarted one learns it from its offsets
         self._reached: int | None = None  # where the last batch ended, as far as this process knows
         self._registered: int | None = None
+        self._told_of_limit = False
         self._latest: tuple[float, int] = (float("-inf"), 0)
 
     def initialOffset(self) -> dict[str, Any]:
@@ -147,7 +148,17 @@ class ChangeStreamReader(DataSourceStreamReader):
         if time.monotonic() - since > (_LATEST_ON_STORE_FOR_S if is_url(self._options.path) else _LATEST_FOR_S):
             latest = self._reader().end().end_offset
             self._latest = (time.monotonic(), latest)
-        return self._offset(self._limited(self._reached, latest))
+        offset = self._limited(self._reached, latest)
+        if offset < latest and not self._told_of_limit:
+            # Spark 4.1 does not let a Python source know the trigger, nor ask it a second time under this one.
+            self._told_of_limit = True
+            _log.warning(
+                "this batch ends at offset %d of %d (maxRowsPerTrigger, maxBytesPerTrigger): under availableNow Spark "
+                "ends the query there; leave the option out, or start the query again until the end is reached",
+                offset,
+                latest,
+            )
+        return self._offset(offset)
 
     def _limited(self, reached: int, latest: int) -> int:
         rows, nbytes = self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger
