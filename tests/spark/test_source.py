@@ -26,6 +26,7 @@ from pgtide.spark.rows import frame_of
 from pgtide.spark.source import PgtideSource
 from pgtide.types import PgType
 from tests.spark.logs import BEGINNING, INT8, WrittenLog, delete, insert, table_shape, truncate, update
+from tests.waiting import wait_for
 
 ORDERS = table_shape()
 ITEMS = table_shape("items", oid=16500)
@@ -529,17 +530,26 @@ def test_checkpoint_beyond_the_log_is_refused_with_what_may_have_happened(pruned
 
 
 def test_retention_waits_for_a_named_query(spark: SparkSession, short_segments: WrittenLog, tmp_path: Path) -> None:
+    """Until its batch is committed; of which a listener hears, also when it was the last one."""
     log = short_segments
     for number in range(3):
         log.commit(insert(ORDERS, id=number))
     collected = Collected(spark, log, tmp_path / "checkpoint", readerName="totals")
-    collected.drain()
-    for number in range(3, 6):
-        log.commit(insert(ORDERS, id=number))
+    with pytest.raises(PySparkException, match="the sink is gone"):
+        collected.drain(failing=True)
+    log.commit(insert(ORDERS, id=3))
     removal = plan_removal(log.path, retention_s=0, max_bytes=0)
-    assert (removal.end_offset, removal.losers) == (0, ())  # the query may begin its first batch again
+    assert (removal.end_offset, removal.losers) == (0, ())  # the query will begin its first batch again
     collected.drain()
-    assert plan_removal(log.path, retention_s=0, max_bytes=0).end_offset == 3
+    wait_for(lambda: needed(log) == [("totals", 4)], what="the end of the last batch to be recorded")
+    log.commit(insert(ORDERS, id=4))
+    assert plan_removal(log.path, retention_s=0, max_bytes=0).end_offset == 4
+    Collected(spark, log, tmp_path / "nameless").drain()
+    assert needed(log) == [("totals", 4)]
+
+
+def needed(log: WrittenLog) -> list[tuple[str, int]]:
+    return [(reader.name, reader.offset) for reader in readers(log.path)]
 
 
 def test_an_empty_chunk_in_the_middle_loses_no_rows(spark: SparkSession) -> None:

@@ -11,10 +11,15 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("pgtide")` known to a session.  Where this package is installed, Spark finds it by itself."""
+    """Makes `format("pgtide")` known to a session, and records how far its queries with a `readerName` get.
+
+    Where this package is installed, Spark finds the source by itself; queries then record it when a batch is planned.
+    """
+    from pgtide.spark.reader_progress import listen
     from pgtide.spark.source import PgtideSource
 
     spark.dataSource.register(PgtideSource)
+    listen(spark)
 
 
 __all__ = ["Point", "at", "register"]

@@ -208,7 +208,9 @@ class ChangeStreamReader(DataSourceStreamReader):
         return self._log
 
     def _offset(self, offset: int) -> dict[str, Any]:
-        return {"log": self._reader().identity.log_id, "offset": offset, "initial": self._initial}
+        found = {"log": self._reader().identity.log_id, "offset": offset, "initial": self._initial}
+        name = self._options.reader_name  # for `reader_progress`, which has nothing else to go by
+        return found if name is None else {**found, "reader": name, "path": self._options.path}
 
     def _checked(self, offset: dict[str, Any]) -> int:
         log_id = self._reader().identity.log_id
