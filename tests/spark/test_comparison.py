@@ -134,3 +134,30 @@ def test_nested_values_differ_in_every_place(spark: SparkSession) -> None:
 def test_maps_are_equal_whatever_the_order_of_their_entries(spark: SparkSession) -> None:
     ours, theirs = (spark.sql(f"SELECT 1 AS id, map({pairs}) AS m") for pairs in ("'a', 1, 'b', 2", "'b', 2, 'a', 1"))
     assert compare(ours, theirs, ours.schema, ["id"]).equal
+
+
+def test_instants_that_are_a_microsecond_or_an_hour_apart_look_different(spark: SparkSession) -> None:
+    """The hour is the one that Berlin's clocks show twice."""
+    instant = "timestamp_micros({0})"
+    selected = (
+        f"SELECT 1 AS id, {instant} AS at, array({instant}) AS ats, "
+        "struct(CAST(timestamp_micros({0} % 1000) AS TIMESTAMP_NTZ) AS local) AS s"
+    )
+    twice_us = 1_729_989_000_000_000
+    before = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        ours, an_hour, a_microsecond = (spark.sql(selected.format(twice_us + later)) for later in (1, 3_600_000_001, 2))
+        (by_hour,) = compare(ours, an_hour, ours.schema, ["id"]).examples
+        (by_microsecond,) = compare(ours, a_microsecond, ours.schema, ["id"]).examples
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    summer, winter = "2024-10-27 02:30:00.000001+02:00", "2024-10-27 02:30:00.000001+01:00"
+    assert by_hour.source == {"at": summer, "ats": f'["{summer}"]'}
+    assert by_hour.mirror == {"at": winter, "ats": f'["{winter}"]'}
+    assert by_microsecond.source == {**by_hour.source, "s": '{"local":"1970-01-01 01:00:00.000001"}'}
+    assert by_microsecond.mirror == {
+        "at": summer.replace("1+", "2+"),
+        "ats": f'["{summer.replace("1+", "2+")}"]',
+        "s": '{"local":"1970-01-01 01:00:00.000002"}',
+    }

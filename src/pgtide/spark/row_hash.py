@@ -14,6 +14,7 @@ from pyspark.sql.functions import (
     array_sort,
     coalesce,
     concat,
+    date_format,
     length,
     lit,
     map_entries,
@@ -26,9 +27,25 @@ from pyspark.sql.functions import (
     xxhash64,
 )
 from pyspark.sql.functions import hex as hexadecimal
-from pyspark.sql.types import ArrayType, BinaryType, DataType, DoubleType, FloatType, MapType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructType,
+    TimestampType,
+)
 
 _SHOWN_CHARACTERS = 200
+# Two instants never look alike: by default JSON ends at milliseconds, and text leaves out the offset from UTC.
+_INSTANT = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
+_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": _INSTANT,
+    "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+}
 
 
 def hash_of(values: Sequence[tuple[Column, DataType]]) -> Column:
@@ -64,7 +81,9 @@ def text_of(value: Column, of: DataType) -> Column:
     """A value for people; of a long one its beginning, its length, and a digest that tells it from another."""
     match of:
         case StructType() | ArrayType() | MapType():
-            text = to_json(value, {"ignoreNullFields": "false"})
+            text = to_json(value, _JSON)
+        case TimestampType():
+            text = date_format(value, _INSTANT)
         case BinaryType():
             text = concat(lit("\\x"), hexadecimal(value))
         case _:
