@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from pgtide.spark.comparison import EXAMPLES, Comparison, Difference, compare, comparison_from_json
+from pgtide.spark.comparison import EXAMPLES, Comparison, Difference, compare, comparison_from_json, is_cut, shown
+from pgtide.spark.row_hash import VALUE_CHARACTERS
 from pgtide.spark.rows import arrow_schema
 
 COLUMNS = StructType().add("id", "long").add("a.b", "string").add("amount", "double").add("body", "string")
@@ -67,15 +68,40 @@ def test_a_planted_difference_is_counted_and_shown(
     assert comparison_from_json(found.to_json()) == found
 
 
-def test_long_values_are_shown_so_that_their_difference_can_be_seen(spark: SparkSession) -> None:
+def test_long_values_are_given_in_full_and_shown_where_they_differ(spark: SparkSession) -> None:
     (example,) = compared(spark, [*ROWS[:2], (3, None, None, "x" * 999 + "y")]).examples
+    assert (example.source, example.mirror) == ({"body": "x" * 1000}, {"body": "x" * 999 + "y"})
+    assert is_cut(example)
+    told = "(characters 801 to 1,000 of 1,000)"
+    assert shown(example) == (
+        f"id = '3': the source has body = …'{'x' * 200}' {told}, the mirror has body = …'{'x' * 199}y' {told}"
+    )
+
+
+def test_values_beyond_all_measure_say_where_they_are_cut_and_still_differ(spark: SparkSession) -> None:
+    ours, theirs = (
+        spark.sql(f"SELECT 1 AS id, concat(repeat('x', {VALUE_CHARACTERS}), '{end}') AS body") for end in "ab"
+    )
+    (example,) = compare(ours, theirs, ours.schema, ["id"]).examples
     assert example.source is not None
     assert example.mirror is not None
-    ours, theirs = example.source["body"], example.mirror["body"]
-    assert ours is not None
-    assert theirs is not None
-    assert ours.startswith("x" * 200 + "… (1000 characters, md5 ")
-    assert ours != theirs
+    assert example.source["body"] != example.mirror["body"]
+    for body in (example.source["body"] or "", example.mirror["body"] or ""):
+        assert body.startswith(
+            "x" * VALUE_CHARACTERS + "… (cut here: 65537 characters, the first 65536 are shown; md5 "
+        )
+    assert "md5" in shown(example)
+
+
+def test_of_long_values_people_see_the_beginning_or_the_part_that_differs() -> None:
+    middle = Difference("differing", {"id": "1"}, {"body": "x" * 500 + "a" * 500}, {"body": "x" * 500 + "b"})
+    assert f"body = …'{'x' * 40}{'a' * 160}'… (characters 461 to 660 of 1,000)" in shown(middle)
+    assert f"the mirror has body = …'{'x' * 199}b' (characters 302 to 501 of 501)" in shown(middle)
+    missing = Difference("missing", {}, {"body": "x" * 1000, "n": None}, None)
+    assert shown(missing) == f"only in the source: body = '{'x' * 200}'… (characters 1 to 200 of 1,000), n = NULL"
+    short = Difference("differing", {"id": "1"}, {"body": "x" * 200}, {"body": None})
+    assert shown(short) == f"id = '1': the source has body = '{'x' * 200}', the mirror has body = NULL"
+    assert [is_cut(example) for example in (middle, missing, short)] == [True, True, False]
 
 
 def test_without_a_key_rows_are_counted_as_a_multiset(spark: SparkSession) -> None:

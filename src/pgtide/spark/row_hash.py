@@ -38,7 +38,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-_SHOWN_CHARACTERS = 200
+VALUE_CHARACTERS = 64 << 10
+_ROW_CHARACTERS = 4 << 20  # what the driver may be sent of one row
 # Two instants never look alike: by default JSON ends at milliseconds, and text leaves out the offset from UTC.
 _INSTANT = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
 _JSON = {
@@ -77,8 +78,11 @@ def _parts(value: Column, of: DataType) -> list[Column]:
             return [absent, value]
 
 
-def text_of(value: Column, of: DataType) -> Column:
-    """A value for people; of a long one its beginning, its length, and a digest that tells it from another."""
+def text_of(value: Column, of: DataType, columns: int = 1) -> Column:
+    """A value for people: all of it, unless it is so long that the text tells where it was cut.
+
+    Then it has a digest, which tells two values apart that begin alike.  `columns`: how many of the row are shown.
+    """
     match of:
         case StructType() | ArrayType() | MapType():
             text = to_json(value, _JSON)
@@ -88,6 +92,9 @@ def text_of(value: Column, of: DataType) -> Column:
             text = concat(lit("\\x"), hexadecimal(value))
         case _:
             text = value.cast("string")
-    beginning, count = substring(text, 1, _SHOWN_CHARACTERS), length(text).cast("string")
-    shortened = concat(beginning, lit("… ("), count, lit(" characters, md5 "), md5(text), lit(")"))
-    return when(length(text) > _SHOWN_CHARACTERS, shortened).otherwise(text)
+    limit = min(VALUE_CHARACTERS, _ROW_CHARACTERS // columns)
+    count = length(text).cast("string")
+    told = concat(
+        lit("… (cut here: "), count, lit(f" characters, the first {limit} are shown; md5 "), md5(text), lit(")")
+    )
+    return when(length(text) > limit, concat(substring(text, 1, limit), told)).otherwise(text)
