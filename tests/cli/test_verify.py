@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from pgtide.cli.verify import as_object, as_text
+from pgtide.spark.comparison import Comparison, Difference
+from pgtide.spark.verify import Verified
 from tests.cli.program import run
 from tests.database import Database
 from tests.spark.shop import open_shop
@@ -58,3 +62,48 @@ def test_verify_and_points_tell_programs_and_people_what_is_so(
     assert caught_up.returncode == 0, caught_up.stderr
     assert caught_up.stdout.startswith("Equal at ")
     assert caught_up.stdout.endswith(": 1 table, 3,000 rows.\n")
+
+
+AGAIN = "see below what to do, then verify again"
+EQUAL = Comparison(5, 5, missing=0, extra=0, differing=0)
+DIFFERENT = replace(EQUAL, differing=1, examples=(Difference("differing", {"id": "3"}, {"n": "1"}, {"n": "x" * 300}),))
+
+
+@pytest.mark.parametrize(
+    ("tables", "not_covered", "equal", "first_line"),
+    [
+        ({"a": EQUAL, "b": EQUAL}, {}, True, "Equal at 0/10: 2 tables, 10 rows."),
+        (
+            {"a": EQUAL},
+            {"b": "it is parked. See why: pgtide status"},
+            False,
+            f"NOT proven equal at 0/10: 1 table was not compared; {AGAIN} (1 table, 5 rows: equal).",
+        ),
+        (
+            {},
+            {"a": "parked", "b": "locked"},
+            False,
+            f"NOT proven equal at 0/10: 2 tables were not compared; {AGAIN}.",
+        ),
+        ({"a": DIFFERENT, "b": EQUAL}, {}, False, "NOT equal at 0/10: 1 table of 2 differs."),
+        (
+            {"a": DIFFERENT},
+            {"b": "parked"},
+            False,
+            f"NOT equal at 0/10: 1 table of 1 differs, and 1 table was not compared; {AGAIN}.",
+        ),
+        ({}, {}, False, "NOT equal at 0/10: there was no table to compare."),
+    ],
+)
+def test_nothing_is_called_equal_that_was_not_compared(
+    tables: dict[str, Comparison], not_covered: dict[str, str], equal: bool, first_line: str
+) -> None:
+    verified = Verified(16, tables, dict.fromkeys(tables, 16), not_covered, gone=["c"])
+    told = as_object(verified)
+    assert (told["equal"], told["not_covered"], told["gone"]) == (equal, sorted(not_covered), ["c"])
+    first, *others = as_text(verified)
+    assert first == first_line
+    assert [line for line in others if "was not compared" in line] == [
+        f"{name} was not compared: {reason}" for name, reason in sorted(not_covered.items())
+    ]
+    assert ("Long values are cut; all of them: pgtide verify --json" in others) == (tables.get("a") is DIFFERENT)

@@ -1,8 +1,10 @@
-"""Mirror tables in a JDBC catalog, here in a Postgres database: the compare-and-swap holds between processes."""
+"""Mirror tables in a JDBC catalog, here in a Postgres database: the compare-and-swap holds between processes,
+and loads, points and upkeep work there as well."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,68 @@ for end in json.loads(sys.argv[2]):
 mark = applier.refresh(table).mark
 rows = [row.asDict() for row in session.table(table.target).collect()]
 print(json.dumps({"rows": rows, "offset": mark.offset, "changes": mark.changes}), flush=True)
+session.stop()
+"""
+
+# A source, capture and mirror: a bulk load, changes, points, then upkeep that compacts and keeps only the newest point.
+WHOLE = """
+import json, sys
+from pathlib import Path
+import psycopg
+from pgtide.config import load_config
+from pgtide.errors import PgtideError
+from pgtide.local.spark import build_session
+from pgtide.spark import at
+from pgtide.spark.at import points
+from pgtide.spark.targets import target_of
+from tests.spark.shop import Shop
+from tests.waiting import wait_for
+class Source:
+    def execute(self, *statements):
+        with psycopg.connect(config.source.dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+    def rows(self, query):
+        with psycopg.connect(config.source.dsn) as connection:
+            return connection.execute(query).fetchall()
+config = load_config(Path(sys.argv[1]))
+session = build_session(master="local[2]", conf=config.spark.conf, catalog=config.mirror.catalog)
+shop = Shop(Source(), session, config)
+orders = target_of(config, "public.orders")
+found = {}
+def is_gone(point):
+    try:
+        point.table("orders").count()
+    except PgtideError:
+        return True
+    return False
+def live():
+    session.sql(f"REFRESH TABLE {orders}")
+    return session.table(f"{orders}.files").count(), session.table(f"{orders}.snapshots").count()
+with shop.capturing():
+    with shop.mirroring_from_here() as wait_until_equal:
+        wait_until_equal("public.orders", "public.visits")
+        loaded = at(session, config=config)
+        for number in range(3):
+            shop.database.execute(
+                f"INSERT INTO orders VALUES ({5000 + number}, 'new')",
+                f"UPDATE orders SET note = 'changed' WHERE id = {number}",
+                "DELETE FROM visits WHERE ctid = (SELECT min(ctid) FROM visits)",
+            )
+            wait_until_equal("public.orders", "public.visits")
+    found["at the load"] = loaded.table("orders").where("note = 'old'").count()
+    found["points"] = len(points(session, config, 100))
+    files, snapshots = live()
+    mirror = config.mirror.model_copy(update={"compact_minutes": 1e-6, "keep_points_hours": 1e-7})
+    shop.config = config.model_copy(update={"mirror": mirror}).at(config.file)
+    with shop.mirroring_from_here() as wait_until_equal:
+        wait_for(lambda: is_gone(loaded), limit_s=120, what="the version of an old point to be let go")
+        wait_for(lambda: live()[0] < files and live()[1] < snapshots, limit_s=120, what="orders to be compacted")
+        shop.database.execute("DELETE FROM orders WHERE id < 3")
+        wait_until_equal("public.orders", "public.visits")
+    found["different"] = shop.differences("public.orders", "public.visits")
+    found["points kept"] = len(points(session, config, 100))
+print(json.dumps(found), flush=True)
 session.stop()
 """
 
@@ -95,3 +159,30 @@ def test_two_drivers_racing_on_a_jdbc_catalog_apply_each_change_once(config_file
         assert {(row["id"],): row for row in found["rows"]} == model(ORDERS, changes)
         assert found["offset"] == ends[-1]
         assert found["changes"] == len(changes), "some change was counted twice or not at all"
+
+
+@pytest.mark.timeout(600)
+def test_loads_points_and_upkeep_work_on_a_jdbc_catalog(config_file: Path, database: Database) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, note text)",
+        "INSERT INTO orders SELECT n, 'old' FROM generate_series(0, 999) n",
+        "CREATE TABLE visits (page text)",
+        "ALTER TABLE visits REPLICA IDENTITY FULL",
+        "INSERT INTO visits SELECT 'page ' || n % 3 FROM generate_series(1, 50) n",
+    )
+    config_file.write_text(
+        config_file.read_text().replace(
+            "[log]", f'slot = "s_{database.name}"\ntables = ["public.orders", "public.visits"]\n[log]'
+        )
+    )
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", WHOLE, str(config_file)],
+        capture_output=True, text=True, timeout=500, check=False, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["at the load"] == 1000, "a point shows what was there then"
+    assert found["points"] > found["points kept"] >= 1
+    assert found["different"] == []

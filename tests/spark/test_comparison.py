@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from pgtide.spark.comparison import EXAMPLES, Comparison, Difference, compare, comparison_from_json
+from pgtide.spark.comparison import EXAMPLES, Comparison, Difference, compare, comparison_from_json, is_cut, shown
+from pgtide.spark.row_hash import VALUE_CHARACTERS
 from pgtide.spark.rows import arrow_schema
 
 COLUMNS = StructType().add("id", "long").add("a.b", "string").add("amount", "double").add("body", "string")
@@ -67,15 +68,40 @@ def test_a_planted_difference_is_counted_and_shown(
     assert comparison_from_json(found.to_json()) == found
 
 
-def test_long_values_are_shown_so_that_their_difference_can_be_seen(spark: SparkSession) -> None:
+def test_long_values_are_given_in_full_and_shown_where_they_differ(spark: SparkSession) -> None:
     (example,) = compared(spark, [*ROWS[:2], (3, None, None, "x" * 999 + "y")]).examples
+    assert (example.source, example.mirror) == ({"body": "x" * 1000}, {"body": "x" * 999 + "y"})
+    assert is_cut(example)
+    told = "(characters 801 to 1,000 of 1,000)"
+    assert shown(example) == (
+        f"id = '3': the source has body = …'{'x' * 200}' {told}, the mirror has body = …'{'x' * 199}y' {told}"
+    )
+
+
+def test_values_beyond_all_measure_say_where_they_are_cut_and_still_differ(spark: SparkSession) -> None:
+    ours, theirs = (
+        spark.sql(f"SELECT 1 AS id, concat(repeat('x', {VALUE_CHARACTERS}), '{end}') AS body") for end in "ab"
+    )
+    (example,) = compare(ours, theirs, ours.schema, ["id"]).examples
     assert example.source is not None
     assert example.mirror is not None
-    ours, theirs = example.source["body"], example.mirror["body"]
-    assert ours is not None
-    assert theirs is not None
-    assert ours.startswith("x" * 200 + "… (1000 characters, md5 ")
-    assert ours != theirs
+    assert example.source["body"] != example.mirror["body"]
+    for body in (example.source["body"] or "", example.mirror["body"] or ""):
+        assert body.startswith(
+            "x" * VALUE_CHARACTERS + "… (cut here: 65537 characters, the first 65536 are shown; md5 "
+        )
+    assert "md5" in shown(example)
+
+
+def test_of_long_values_people_see_the_beginning_or_the_part_that_differs() -> None:
+    middle = Difference("differing", {"id": "1"}, {"body": "x" * 500 + "a" * 500}, {"body": "x" * 500 + "b"})
+    assert f"body = …'{'x' * 40}{'a' * 160}'… (characters 461 to 660 of 1,000)" in shown(middle)
+    assert f"the mirror has body = …'{'x' * 199}b' (characters 302 to 501 of 501)" in shown(middle)
+    missing = Difference("missing", {}, {"body": "x" * 1000, "n": None}, None)
+    assert shown(missing) == f"only in the source: body = '{'x' * 200}'… (characters 1 to 200 of 1,000), n = NULL"
+    short = Difference("differing", {"id": "1"}, {"body": "x" * 200}, {"body": None})
+    assert shown(short) == f"id = '1': the source has body = '{'x' * 200}', the mirror has body = NULL"
+    assert [is_cut(example) for example in (middle, missing, short)] == [True, True, False]
 
 
 def test_without_a_key_rows_are_counted_as_a_multiset(spark: SparkSession) -> None:
@@ -134,3 +160,30 @@ def test_nested_values_differ_in_every_place(spark: SparkSession) -> None:
 def test_maps_are_equal_whatever_the_order_of_their_entries(spark: SparkSession) -> None:
     ours, theirs = (spark.sql(f"SELECT 1 AS id, map({pairs}) AS m") for pairs in ("'a', 1, 'b', 2", "'b', 2, 'a', 1"))
     assert compare(ours, theirs, ours.schema, ["id"]).equal
+
+
+def test_instants_that_are_a_microsecond_or_an_hour_apart_look_different(spark: SparkSession) -> None:
+    """The hour is the one that Berlin's clocks show twice."""
+    instant = "timestamp_micros({0})"
+    selected = (
+        f"SELECT 1 AS id, {instant} AS at, array({instant}) AS ats, "
+        "struct(CAST(timestamp_micros({0} % 1000) AS TIMESTAMP_NTZ) AS local) AS s"
+    )
+    twice_us = 1_729_989_000_000_000
+    before = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        ours, an_hour, a_microsecond = (spark.sql(selected.format(twice_us + later)) for later in (1, 3_600_000_001, 2))
+        (by_hour,) = compare(ours, an_hour, ours.schema, ["id"]).examples
+        (by_microsecond,) = compare(ours, a_microsecond, ours.schema, ["id"]).examples
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    summer, winter = "2024-10-27 02:30:00.000001+02:00", "2024-10-27 02:30:00.000001+01:00"
+    assert by_hour.source == {"at": summer, "ats": f'["{summer}"]'}
+    assert by_hour.mirror == {"at": winter, "ats": f'["{winter}"]'}
+    assert by_microsecond.source == {**by_hour.source, "s": '{"local":"1970-01-01 01:00:00.000001"}'}
+    assert by_microsecond.mirror == {
+        "at": summer.replace("1+", "2+"),
+        "ats": f'["{summer.replace("1+", "2+")}"]',
+        "s": '{"local":"1970-01-01 01:00:00.000002"}',
+    }

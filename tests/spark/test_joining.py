@@ -135,6 +135,7 @@ def test_table_that_is_renamed_gets_a_mirror_of_its_new_name_and_the_old_one_sta
             )
             equal(shop, lambda: False, "public.clients", "public.orders", "public.idle")
             assert shop.spark.table(target_of(shop.config, "public.customers")).count() == 20
+            assert at(shop.spark, config=shop.config).not_covered == ("public.customers", "public.empty")
         shop.database.execute("INSERT INTO clients VALUES (31, 'newer')")
         shop.mirror_until_equal("public.clients", "public.orders", "public.idle")
 

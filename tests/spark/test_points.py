@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgtide.errors import ConfigurationError
+from pgtide.errors import ConfigurationError, PgtideError
 from pgtide.failpoints import FailpointReached
 from pgtide.lsn import format_lsn
 from pgtide.spark import at
@@ -20,6 +20,7 @@ from tests.waiting import wait_for
 ORDERS = table_shape()
 ITEMS = table_shape("items", oid=16500, key=("id", "region"))
 LATE = table_shape("late", oid=16600)
+PURCHASES = table_shape("purchases", oid=ORDERS.relation_oid)
 
 
 def test_points_are_listed_newest_first_each_with_what_it_covers(mirrored: Mirrored) -> None:
@@ -74,3 +75,18 @@ def test_point_that_cannot_be_written_is_published_when_it_can_be_and_tables_go_
             away.rename(metadata)
         wait_for(lambda: (mirrored.progress()["point"] or {}).get("offset") == end, limit_s=60, what="the point")
         assert mirrored.progress()["point_error"] is None
+
+
+def test_the_old_name_of_a_renamed_table_is_not_covered_any_more(mirrored: Mirrored) -> None:
+    mirrored.log.commit(insert(ORDERS, id=1), insert(ITEMS, id=1, region="n"))
+    mirrored.run()
+    mirrored.log.commit(insert(PURCHASES, id=2))
+    mirrored.run()
+    mirrored.log.commit(insert(ITEMS, id=2, region="n"))
+    mirrored.run()
+    *later, first = points(mirrored.spark, mirrored.config, limit=3)
+    assert (list(first.versions), first.not_covered) == (["public.items", "public.orders"], ())
+    for point in later:
+        assert (list(point.versions), point.not_covered) == (["public.items", "public.purchases"], ("public.orders",))
+    with pytest.raises(PgtideError, match=r"does not cover public\.orders: it was loading, parked, renamed"):
+        later[0].table("orders")

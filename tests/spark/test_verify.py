@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -122,6 +123,7 @@ def test_planted_corruption_is_found_and_shown(shop: Shop, monkeypatch: pytest.M
         "public.visits",
     ]
     assert list(found.not_covered) == ["public.broken"]
+    assert not replace(found, tables={"public.orders": found.tables["public.orders"]}).equal, "one was not compared"
     things = found.tables["public.things"]
     assert (things.source_rows, things.mirror_rows) == (41, 41)
     assert (things.missing, things.extra, things.differing) == (1, 1, 3)
@@ -182,6 +184,30 @@ def test_what_passes_by_itself_is_tried_again_with_a_new_snapshot(shop: Shop, mo
     assert found.equal
     assert found.lsns["public.customers"] < found.lsns["public.orders"] == found.lsn
     assert (found.tables["public.customers"].source_rows, found.tables["public.orders"].source_rows) == (21, 0)
+
+
+def test_a_table_that_is_altered_while_verify_waits_is_found_equal(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new column, which the snapshot does not have; by another name of a column; shortly before, unseen as yet."""
+    rounds = itertools.count(1)
+
+    def altered(config: object, lsn: int, limits: Limits, stop: threading.Event, tell: Tell) -> bool:
+        published = publish_at(shop.config, lsn, limits, stop, tell)
+        if published and next(rounds) == 1:
+            shop.database.execute(
+                "ALTER TABLE customers ADD COLUMN later int DEFAULT 7",
+                "ALTER TABLE orders RENAME COLUMN note TO remark",
+            )
+        return published
+
+    monkeypatch.setattr(verify_module, "publish_at", altered)
+    with shop.capturing(), shop.mirroring("public.customers", "public.empty"):
+        shop.database.execute("ALTER TABLE empty ADD COLUMN before int", "DROP TABLE visits")
+        found = verify(shop, "customers", "orders", "empty", "visits")
+    seen = {name: (comparison.examples, comparison.problems) for name, comparison in found.tables.items()}
+    assert seen == dict.fromkeys(("public.customers", "public.orders", "public.empty"), ((), ()))
+    assert (found.not_covered, found.gone) == ({}, ["public.visits"])
+    assert found.equal
+    assert found.lsns["public.customers"] < found.lsns["public.orders"], "it needed no other snapshot"
 
 
 def test_each_thing_that_is_missing_is_named(shop: Shop) -> None:

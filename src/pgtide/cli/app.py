@@ -221,8 +221,8 @@ def verify(
     """Prove that mirrors equal their sources, row for row and column for column, while both go on.
 
     It takes a snapshot of the source, has the mirror publish a point at exactly that moment, and compares the two with
-    Spark; the first differences are shown in full. It needs `pgtide run` beside it. Exit code 1 if something differs,
-    or a table could not be compared.
+    Spark. The first differences are shown, long values in full with `--json` (up to 64 KiB each). It needs `pgtide run`
+    beside it. Exit code 1 if something differs, or a table could not be compared.
 
     Example: `pgtide verify public.orders --json`
     """

@@ -38,6 +38,7 @@ def list_points(config: Config, *, limit: int, as_json: bool) -> None:
 
 def show_point(config: Config, *, point: str, as_json: bool) -> None:
     from pgtide.spark import at
+    from pgtide.spark.at import NOT_COVERED
 
     read_identity(config.log_location)
     found = with_spark(config, lambda spark: at(spark, point, config))
@@ -49,7 +50,7 @@ def show_point(config: Config, *, point: str, as_json: bool) -> None:
     for name, version in found.versions.items():
         table.add_row(name, str(version))
     for name in found.not_covered:
-        table.add_row(name, "not covered: it was loading or parked")
+        table.add_row(name, f"not covered: {NOT_COVERED}")
     Console().print(table)
 
 

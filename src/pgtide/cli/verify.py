@@ -48,7 +48,7 @@ def run_verify(config: Config, tables: Sequence[str], *, catch_up: bool, wait_s:
         raise KeyboardInterrupt
     verified = found[0]
     print(json.dumps(as_object(verified), indent=2) if as_json else "\n".join(as_text(verified)))
-    return verified.equal and not verified.not_covered
+    return verified.equal
 
 
 def _check_nothing_runs(config: Config, limits: Limits, stop: threading.Event) -> None:
@@ -119,19 +119,44 @@ def as_object(verified: Verified) -> dict[str, Any]:
             for name, found in sorted(verified.tables.items())
         },
         "not_covered": sorted(verified.not_covered),
+        "why_not_covered": dict(sorted(verified.not_covered.items())),
+        "gone": verified.gone,
     }
 
 
 def as_text(verified: Verified) -> Iterator[str]:
-    from pgtide.spark.comparison import described, shown
+    from pgtide.spark.comparison import described, is_cut, shown
 
-    rows = sum(found.source_rows for found in verified.tables.values())
-    count = len(verified.tables)
-    what = f"{count} table{'' if count == 1 else 's'}, {rows:,} rows"
-    yield f"{'Equal' if verified.equal else 'NOT equal'} at {format_lsn(verified.lsn)}: {what}."
+    yield _summary(verified)
+    for name, reason in sorted(verified.not_covered.items()):
+        yield f"{name} was not compared: {reason}"
+    for name in verified.gone:
+        yield f"{name} is not in the source any more: there is nothing to compare its mirror with."
+    cut = False
     for name, found in sorted(verified.tables.items()):
         if not found.equal:
             yield f"{name}: {described(found)}"
             yield from (f"  {shown(example)}" for example in found.examples)
-    for name, reason in sorted(verified.not_covered.items()):
-        yield f"{name} was not compared: {reason}"
+            cut = cut or any(map(is_cut, found.examples))
+    if cut:
+        yield "Long values are cut; all of them: pgtide verify --json"
+
+
+def _summary(verified: Verified) -> str:
+    """The first line, which must not promise more than was seen."""
+    rows = sum(found.source_rows for found in verified.tables.values())
+    compared = f"{_tables(len(verified.tables))}, {rows:,} rows"
+    where, left = format_lsn(verified.lsn), len(verified.not_covered)
+    if verified.equal:
+        return f"Equal at {where}: {compared}."
+    differing = sum(not found.equal for found in verified.tables.values())
+    found = f"{_tables(differing)} of {len(verified.tables)} differ{'s' if differing == 1 else ''}"
+    if not left:
+        return f"NOT equal at {where}: {found if verified.tables else 'there was no table to compare'}."
+    was = f"{_tables(left)} {'was' if left == 1 else 'were'} not compared; see below what to do, then verify again"
+    seen = f"{found}, and {was}" if differing else was + (f" ({compared}: equal)" if verified.tables else "")
+    return f"{'NOT equal' if differing else 'NOT proven equal'} at {where}: {seen}."
+
+
+def _tables(count: int) -> str:
+    return f"{count} table{'' if count == 1 else 's'}"

@@ -1,7 +1,8 @@
 """Tables without a key: rows that come and go are counted, and exactly so many equal rows of the target go.
 
 Equal means: every column the same, null like null, floats by what they print (NaN is NaN, and -0.0 is not 0.0), nested
-values as JSON.  Equal rows of the target are told apart by `_row_id`, which Iceberg's format v3 gives every row.
+values in each of their parts.  Equal rows of the target are told apart by `_row_id`, which Iceberg's format v3 gives
+every row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pyspark.sql.types import (
     FloatType,
     MapType,
     StructType,
-    VariantType,
 )
 
 from pgtide.sinks.iceberg_table import quoted
@@ -99,14 +99,35 @@ def _rows_that_go(target: str, net: str, columns: StructType, soft_delete: bool)
     return f"SELECT {checked} AS {quoted(_ROW)} FROM ({numbered}) WHERE number <= wanted"
 
 
-def _identity(kind: DataType, name: str) -> str:
-    """What two values have in common if and only if they are the same."""
-    if isinstance(kind, FloatType | DoubleType):
-        return f"CAST({name} AS STRING)"
-    if isinstance(kind, VariantType):
-        return f"to_json({name})"
-    if isinstance(kind, ArrayType | StructType):
-        return f"to_json(named_struct('v', {name}))"
-    if isinstance(kind, MapType):
-        return f"to_json(named_struct('v', array_sort(map_entries({name}))))"
-    return name
+def _identity(kind: DataType, name: str, depth: int = 0) -> str:
+    """What two values have in common if and only if they are the same.
+
+    Spark compares all but floats and maps exactly, also within others.  No text of a whole nested value is compared:
+    as JSON, timestamps lose their microseconds, and a field that is null is not there.
+    """
+    if not _holds_float_or_map(kind):
+        return name
+    match kind:
+        case ArrayType():
+            one = f"e{depth}"
+            return f"transform({name}, {one} -> {_identity(kind.elementType, one, depth + 1)})"
+        case StructType():
+            parts = ", ".join(
+                _identity(field.dataType, f"{name}.{quoted(field.name)}", depth + 1) for field in kind.fields
+            )
+            return f"CASE WHEN {name} IS NOT NULL THEN struct({parts}) END"
+        case MapType():
+            entries = StructType().add("key", kind.keyType).add("value", kind.valueType)
+            return f"array_sort({_identity(ArrayType(entries), f'map_entries({name})', depth)})"
+        case _:
+            return f"CAST({name} AS STRING)"
+
+
+def _holds_float_or_map(kind: DataType) -> bool:
+    match kind:
+        case ArrayType():
+            return _holds_float_or_map(kind.elementType)
+        case StructType():
+            return any(_holds_float_or_map(field.dataType) for field in kind.fields)
+        case _:
+            return isinstance(kind, FloatType | DoubleType | MapType)

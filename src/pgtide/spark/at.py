@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
+NOT_COVERED = "it was loading, parked, renamed or not captured any more"
 _NO_VERSION = "Cannot find snapshot"  # in Iceberg's words
 
 
@@ -69,7 +70,7 @@ class Point:
             raise PgtideError(f"At {format_lsn(self.lsn)} {problem}.", remedy=f"Tables: {known}.")
         if matching[0] in self.not_covered:
             raise PgtideError(
-                f"The point at {format_lsn(self.lsn)} does not cover {matching[0]}: it was loading or parked.",
+                f"The point at {format_lsn(self.lsn)} does not cover {matching[0]}: {NOT_COVERED}.",
                 remedy="Take an earlier or later point, or see what is wrong with the table: pgtide status.",
             )
         return matching[0]

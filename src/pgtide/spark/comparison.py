@@ -7,7 +7,7 @@ missing, too many, or differ.  Only if some are, further passes fetch the first 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, zip_longest
 from typing import Any
@@ -20,6 +20,8 @@ from pgtide.sinks.iceberg_table import quoted
 from pgtide.spark.row_hash import hash_of, text_of
 
 EXAMPLES = 10
+LINE_CHARACTERS = 200  # of a value, where it is shown to people
+_BEFORE_DIFFERENCE = 40
 _ROWS_FETCHED = 2 * EXAMPLES + 2
 
 _COUNTS = (
@@ -81,18 +83,42 @@ def described(found: Comparison) -> str:
 
 
 def shown(example: Difference) -> str:
-    """One line for people."""
+    """One line for people; of a long value the part in which it differs, or its beginning."""
     where = f"{_listed(example.key)}: " if example.key else ""
     times = f" ({example.rows} times)" if example.rows > 1 else ""
     if example.source is None:
         return f"{where}only in the mirror{times}: {_listed(example.mirror or {})}"
     if example.mirror is None:
         return f"{where}only in the source{times}: {_listed(example.source)}"
-    return f"{where}the source has {_listed(example.source)}, the mirror has {_listed(example.mirror)}"
+    alike = {name: _alike(value or "", example.mirror[name] or "") for name, value in example.source.items()}
+    return f"{where}the source has {_listed(example.source, alike)}, the mirror has {_listed(example.mirror, alike)}"
 
 
-def _listed(values: Values) -> str:
-    return ", ".join(f"{name} = {'NULL' if value is None else repr(value)}" for name, value in values.items())
+def is_cut(example: Difference) -> bool:
+    """Whether `shown` leaves out something of it."""
+    values = [value for side in (example.key, example.source, example.mirror) if side for value in side.values()]
+    return any(len(value or "") > LINE_CHARACTERS for value in values)
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    differ = (place for place, (ours, theirs) in enumerate(zip(one, other, strict=False)) if ours != theirs)
+    return next(differ, min(len(one), len(other)))
+
+
+def _listed(values: Values, alike: Mapping[str, int] | None = None) -> str:
+    return ", ".join(f"{name} = {_value(value, (alike or {}).get(name, 0))}" for name, value in values.items())
+
+
+def _value(value: str | None, alike: int) -> str:
+    if value is None:
+        return "NULL"
+    if len(value) <= LINE_CHARACTERS:
+        return repr(value)
+    begin = max(0, min(alike - _BEFORE_DIFFERENCE, len(value) - LINE_CHARACTERS))
+    end = begin + LINE_CHARACTERS
+    before, after = "…" if begin else "", "…" if end < len(value) else ""
+    return f"{before}{value[begin:end]!r}{after} (characters {begin + 1:,} to {end:,} of {len(value):,})"
 
 
 def compare(source: DataFrame, mirror: DataFrame, columns: StructType, key: Sequence[str]) -> Comparison:
@@ -168,7 +194,9 @@ class _Sides:
         """These rows as text, and with a hash for each value."""
         if not hashes:
             return {}
-        texts = [text_of(col(f"c{place}"), field.dataType) for place, field in enumerate(self._columns)]
+        texts = [
+            text_of(col(f"c{place}"), field.dataType, len(self._columns)) for place, field in enumerate(self._columns)
+        ]
         digests = [hash_of([(col(f"c{place}"), field.dataType)]) for place, field in enumerate(self._columns)]
         rows = side.where(col("h").isin(hashes)).dropDuplicates(["h"])
         return {

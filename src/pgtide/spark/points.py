@@ -61,6 +61,9 @@ class Coverage:
     covered: bool
 
 
+_NOT_COVERED = Coverage(None, covered=False)
+
+
 class Points:
     """Writes points for one log."""
 
@@ -82,6 +85,7 @@ class Points:
     def publish(self, moment: Moment, tables: Mapping[str, Coverage], renewed: Collection[str] = ()) -> bool:
         """Writes the point; false if a later one is there.  One that is there gains coverage, and never loses any.
 
+        A name that is not among `tables` is covered no more: its table has another name now, or is captured no more.
         Tables that are `renewed` have another version with the same rows, or with those they should have had.
         """
         reach(POINT_READY)
@@ -91,7 +95,8 @@ class Points:
                 moment = max(moment, self.last, key=lambda one: one.lsn)
             if self.last is not None and self.last.place > moment.place:
                 return False
-            changed = {name: now for name, now in tables.items() if self._known.get(name) != now}
+            everything = dict.fromkeys(self._known, _NOT_COVERED) | dict(tables)
+            changed = {name: now for name, now in everything.items() if self._known.get(name) != now}
             if self.last is not None and self.last.place == moment.place:
                 changed = {
                     name: now

@@ -14,6 +14,7 @@ from pyspark.sql.functions import (
     array_sort,
     coalesce,
     concat,
+    date_format,
     length,
     lit,
     map_entries,
@@ -26,9 +27,26 @@ from pyspark.sql.functions import (
     xxhash64,
 )
 from pyspark.sql.functions import hex as hexadecimal
-from pyspark.sql.types import ArrayType, BinaryType, DataType, DoubleType, FloatType, MapType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructType,
+    TimestampType,
+)
 
-_SHOWN_CHARACTERS = 200
+VALUE_CHARACTERS = 64 << 10
+_ROW_CHARACTERS = 4 << 20  # what the driver may be sent of one row
+# Two instants never look alike: by default JSON ends at milliseconds, and text leaves out the offset from UTC.
+_INSTANT = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
+_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": _INSTANT,
+    "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+}
 
 
 def hash_of(values: Sequence[tuple[Column, DataType]]) -> Column:
@@ -60,15 +78,23 @@ def _parts(value: Column, of: DataType) -> list[Column]:
             return [absent, value]
 
 
-def text_of(value: Column, of: DataType) -> Column:
-    """A value for people; of a long one its beginning, its length, and a digest that tells it from another."""
+def text_of(value: Column, of: DataType, columns: int = 1) -> Column:
+    """A value for people: all of it, unless it is so long that the text tells where it was cut.
+
+    Then it has a digest, which tells two values apart that begin alike.  `columns`: how many of the row are shown.
+    """
     match of:
         case StructType() | ArrayType() | MapType():
-            text = to_json(value, {"ignoreNullFields": "false"})
+            text = to_json(value, _JSON)
+        case TimestampType():
+            text = date_format(value, _INSTANT)
         case BinaryType():
             text = concat(lit("\\x"), hexadecimal(value))
         case _:
             text = value.cast("string")
-    beginning, count = substring(text, 1, _SHOWN_CHARACTERS), length(text).cast("string")
-    shortened = concat(beginning, lit("… ("), count, lit(" characters, md5 "), md5(text), lit(")"))
-    return when(length(text) > _SHOWN_CHARACTERS, shortened).otherwise(text)
+    limit = min(VALUE_CHARACTERS, _ROW_CHARACTERS // columns)
+    count = length(text).cast("string")
+    told = concat(
+        lit("… (cut here: "), count, lit(f" characters, the first {limit} are shown; md5 "), md5(text), lit(")")
+    )
+    return when(length(text) > limit, concat(substring(text, 1, limit), told)).otherwise(text)

@@ -4,8 +4,9 @@ A pair of a database snapshot and an LSN that agree exactly, and a point of the 
 are then two pictures of one moment, and every difference between them is real.  The source is read as the first load
 reads it, the mirror at the versions that the point names; Spark compares them (`comparison`).
 
-Everything that passes by itself is tried again with a new pair: a mirror that was already beyond the LSN, a table that
-was truncated or rewritten while it was read.
+The source table is read with the columns it has as of the snapshot, whatever is done to it meanwhile.  Everything that
+passes by itself is tried again with a new pair: a mirror that was already beyond the LSN, a table that was truncated,
+rewritten or had a column renamed while it was read, one that was altered so lately that its mirror has not followed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import SparkSession
@@ -23,9 +24,8 @@ from pgtide.config import Config, matches
 from pgtide.errors import ConfigurationError, PgtideError, TransientError
 from pgtide.log.reader import LogReader
 from pgtide.lsn import format_lsn
-from pgtide.replication.catalog import Catalog
+from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.publication import publication_names
-from pgtide.replication.published import published_tables
 from pgtide.replication.server import Server
 from pgtide.schema import TableShape
 from pgtide.sinks.iceberg import stored_type
@@ -36,13 +36,15 @@ from pgtide.spark.at import Point, at
 from pgtide.spark.comparison import Comparison, compare, described
 from pgtide.spark.exact_pair import ExactPair, exact_pair
 from pgtide.spark.request_point import Limits, Tell, publish_at
-from pgtide.spark.rows import table_schema
-from pgtide.spark.source_rows import errors_of_workers, rows_by_executors, rows_here
-from pgtide.spark.source_table import SourceTable
+from pgtide.spark.rows import frame_of
+from pgtide.spark.source_rows import errors_of_workers, rows_by_executors, rows_here, source_table
 
 _PAIRS_MAX = 5  # a mirror that is beyond each of so many has something else wrong
 _ROUNDS_MAX = 3
 _TABLES_AT_ONCE = 4
+# When none of an altered table's rows changes, the capture takes two looks to see it, and the mirror one more.
+_FOLLOWED_WITHIN_S = 5.0
+_NOT_COVERED = "the mirror's point does not cover it: it is loading or parked. See why: pgtide status"
 
 
 @dataclass
@@ -53,11 +55,12 @@ class Verified:
     tables: dict[str, Comparison] = field(default_factory=dict)
     lsns: dict[str, int] = field(default_factory=dict)
     not_covered: dict[str, str] = field(default_factory=dict)  # tables that could not be compared, and why
+    gone: list[str] = field(default_factory=list)  # tables that were dropped in the source: there is nothing to compare
 
     @property
     def equal(self) -> bool:
-        """Whether all that was compared is equal, and something was."""
-        return bool(self.tables) and all(found.equal for found in self.tables.values())
+        """Whether all that there is was compared and is equal, and something was."""
+        return bool(self.tables) and not self.not_covered and all(found.equal for found in self.tables.values())
 
 
 def known_tables(config: Config, asked: Sequence[str]) -> dict[str, TableShape]:
@@ -85,17 +88,15 @@ class Verifier:
     def verify(self, tables: Mapping[str, TableShape]) -> Verified:
         verified = Verified()
         left = dict(tables)
-        failed: dict[str, str] = {}
-        for _ in range(_ROUNDS_MAX):
+        for round_number in range(_ROUNDS_MAX):
+            if round_number and any(name in verified.tables for name in left):
+                self._stop.wait(_FOLLOWED_WITHIN_S)
             with self._moment() as (pair, point):
                 verified.lsn = pair.lsn
-                covered = {name: shape for name, shape in left.items() if name in point.versions}
-                verified.not_covered |= dict.fromkeys(left.keys() - covered.keys(), "loading or parked")
-                failed = self._compare_all(covered, pair, point, verified)
-            left = {name: left[name] for name in failed}
+                again = self._compare_all(left, pair, point, verified)
+            left = {name: left[name] for name in again}
             if not left:
                 break
-        verified.not_covered |= failed
         return verified
 
     @contextmanager
@@ -117,10 +118,14 @@ class Verifier:
 
     def _compare_all(
         self, tables: Mapping[str, TableShape], pair: ExactPair, point: Point, verified: Verified
-    ) -> dict[str, str]:
-        """Small tables several at a time, then large ones one by one; returns those that could not be read, and why."""
-        sources = self._sources(tables, pair)
-        verified.not_covered |= dict.fromkeys(tables.keys() - sources.keys(), "it is not in the source any more")
+    ) -> set[str]:
+        """Small tables several at a time, then large ones one by one; returns those that are worth another look."""
+        for name in tables:
+            verified.tables.pop(name, None)
+            verified.not_covered.pop(name, None)
+        present = self._present(tables, pair)
+        verified.gone += sorted(tables.keys() - present)
+        verified.not_covered |= dict.fromkeys(present - point.versions.keys(), _NOT_COVERED)
         failed: dict[str, str] = {}
         large: dict[str, list[CtidRange]] = {}
 
@@ -128,7 +133,7 @@ class Verifier:
             if self._stop.is_set():
                 return
             try:
-                found = self._compare(name, sources[name], point, ranges)
+                found = self._compare(name, tables[name].relation_oid, pair, point, ranges)
             except PgtideError as error:  # truncated meanwhile, locked, the snapshot gone: its own trouble
                 self._tell(f"{name}: {error.what}")
                 failed[name] = error.what
@@ -139,52 +144,50 @@ class Verifier:
             else:
                 large[name] = found
 
+        covered = sorted(present & point.versions.keys())
         with ThreadPoolExecutor(min(_TABLES_AT_ONCE, self._config.snapshot.connections), "pgtide-verify") as pool:
-            list(pool.map(one, sorted(sources)))
+            list(pool.map(one, covered))
         for name, ranges in large.items():
             self._tell(f"{name}: comparing {len(ranges)} ranges")
             one(name, ranges)
         if self._stop.is_set():
             raise KeyboardInterrupt
-        return failed
+        verified.not_covered |= failed
+        return {*failed, *(name for name in covered if name in verified.tables and verified.tables[name].problems)}
 
-    def _sources(self, tables: Mapping[str, TableShape], pair: ExactPair) -> dict[str, SourceTable]:
-        """What to read of each table that is still there: what its publication lets through of its present columns."""
-        oids = {shape.relation_oid: name for name, shape in tables.items()}
+    def _present(self, tables: Mapping[str, TableShape], pair: ExactPair) -> set[str]:
+        """Those that are still in the source."""
+        oids = [shape.relation_oid for shape in tables.values()]
+        with self._connected(pair) as connection, postgres_errors("reading the catalog"):
+            rows = connection.execute(
+                "SELECT oid::int8 FROM pg_catalog.pg_class WHERE oid::int8 = ANY(%s)", [oids]
+            ).fetchall()
+        there = {row[0] for row in rows}
+        return {name for name, shape in tables.items() if shape.relation_oid in there}
+
+    def _connected(self, pair: ExactPair) -> AbstractContextManager[Connection]:
         source = self._config.source
-        server = Server(source.dsn, pair.server_started)
-        with server.connect(timeout_s=source.connect_timeout_seconds) as connection:
-            shapes = Catalog(connection).shapes(oids.keys(), self._publications)
-            published = published_tables(connection, self._publications, list(oids))
-        return {
-            oids[oid]: SourceTable(
-                shape,
-                pair.snapshot,
-                pair.server_started,
-                published[oid].row_filter if oid in published else None,
-                columns=table_schema(shape),
-            )
-            for oid, shape in shapes.items()
-        }
+        return Server(source.dsn, pair.server_started).connect(timeout_s=source.connect_timeout_seconds)
 
     def _compare(
-        self, name: str, source: SourceTable, point: Point, ranges: list[CtidRange] | None
+        self, name: str, relation_oid: int, pair: ExactPair, point: Point, ranges: list[CtidRange] | None
     ) -> Comparison | list[CtidRange]:
         """The comparison; of a large table, unless `ranges` are given, only its ranges."""
         mirror = point.table(name)
         if self._config.mirror.options_of(name).soft_delete and DELETED in mirror.columns:
             mirror = mirror.where(f"NOT {DELETED}")
-        columns, problems = shared_columns(source.columns, mirror.schema)
-        source = replace(source, columns=columns)
-        if ranges is None:
-            timeout_s = self._config.source.connect_timeout_seconds
-            server = Server(self._config.source.dsn, source.server_started)
-            with server.connect(timeout_s=timeout_s) as connection:
+        here = None
+        with self._connected(pair) as connection:
+            source = source_table(connection, relation_oid, pair.snapshot, pair.server_started, self._publications)
+            columns, problems = shared_columns(source.columns, mirror.schema)
+            source = replace(source, columns=columns)
+            if ranges is None:
                 ranges = cut(connection, source, self._config.snapshot.range_bytes)
                 here = rows_here(connection, source, ranges)
-            if here is None:
-                return ranges
-            rows = self._spark.createDataFrame(here, columns)
+                if here is None:
+                    return ranges
+        if here is not None:
+            rows = frame_of(self._spark, here, columns)
         else:
             rows = rows_by_executors(self._spark, self._config, source, ranges)
         key = [column.name for column in source.shape.key_columns]
