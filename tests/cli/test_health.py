@@ -23,15 +23,21 @@ from tests.waiting import wait_for
 TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Daemon:
-    def __init__(self, database: Database, folder: Path, command: str = "capture", failpoints: str = "") -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+    def __init__(
+        self, database: Database, folder: Path, command: str = "capture", failpoints: str = "", initial: str = "none"
+    ) -> None:
+        self.port = free_port()
         (folder / "pgtide.toml").write_text(
             f'[source]\ndsn = {json.dumps(database.dsn)}\nslot = "{database.name}"\n[log]\npath = "log"\n'
             f"[capture]\nmetrics_port = {self.port}\nunhealthy_after_seconds = 0.5\n"
-            '[snapshot]\ninitial = "none"\n[mirror]\nwarehouse = "lake"\n'
+            f'[snapshot]\ninitial = "{initial}"\n[mirror]\nwarehouse = "lake"\n'
         )
         self.process = start(command, folder=folder, PGTIDE_FAILPOINTS=failpoints)
 
@@ -55,8 +61,10 @@ class Daemon:
 
 
 @contextmanager
-def running(database: Database, folder: Path, command: str = "capture", failpoints: str = "") -> Iterator[Daemon]:
-    daemon = Daemon(database, folder, command, failpoints)
+def running(
+    database: Database, folder: Path, command: str = "capture", failpoints: str = "", initial: str = "none"
+) -> Iterator[Daemon]:
+    daemon = Daemon(database, folder, command, failpoints, initial)
     try:
         yield daemon
     finally:
@@ -142,6 +150,44 @@ def test_a_thread_that_hangs_makes_it_unhealthy_until_it_goes_on(
         gate.touch()
         daemon.wait_for("health", 200)
         daemon.wait_for("ready", 200)
+
+
+def test_a_mirror_by_itself_shows_how_far_its_loads_are_at_a_port_of_its_own(shop: Database, tmp_path: Path) -> None:
+    shop.execute("INSERT INTO t SELECT generate_series(1, 2000)")
+    gate = tmp_path / "gate"
+    with running(shop, tmp_path, initial="bulk") as capture:
+        capture.wait_for("ready", 200)
+        port = free_port()
+        settings = ("snapshot.range_bytes=8192", f"mirror.metrics_port={port}")
+        mirror = start(
+            "mirror", *(part for setting in settings for part in ("--set", setting)),
+            folder=tmp_path, PGTIDE_FAILPOINTS=f"load.range.appended=hold:{gate}",
+        )  # fmt: skip
+        try:
+
+            def numbers() -> str:
+                assert mirror.poll() is None, mirror.communicate()[1]
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                        return str(answer.read().decode())
+                except OSError:
+                    return ""
+
+            in_the_middle = 'pgtide_snapshot_ranges_expected{table="public.t"}'
+            wait_for(lambda: in_the_middle in numbers(), what="the numbers of the load", limit_s=120)
+            assert "pgtide_capture_" not in numbers()  # zeros of a capture that is elsewhere would be false alarms
+            assert "pgtide_snapshot" not in metrics_of(capture)
+            mirror.send_signal(signal.SIGTERM)
+            gate.touch()
+            mirror.wait(60)
+        finally:
+            mirror.kill()
+            mirror.communicate()
+
+
+def metrics_of(daemon: Daemon) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_touched(shop: Database, tmp_path: Path) -> None:

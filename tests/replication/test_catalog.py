@@ -120,10 +120,14 @@ def test_rights_are_those_of_the_connected_role(database: Database) -> None:
             f"GRANT SELECT (id, x) ON by_column TO {name}",
             f"GRANT SELECT (id) ON secret TO {name}",
         )
+        with database.connect(user=name) as connection:
+            assert connection.execute("SELECT * FROM by_column").fetchall() == []
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+                connection.execute("LOCK TABLE by_column IN ACCESS SHARE MODE")  # as a load does
         with connect(database.server.dsn_of(database.name, user=name), timeout_s=10) as connection:
             tables = {table.name: table for table in Catalog(connection).tables(["public.*"])}
     assert {name: table.readable for name, table in tables.items()} == {
-        "plain": True, "by_column": True, "secret": False, "walled": True,
+        "plain": True, "by_column": False, "secret": False, "walled": True,
     }  # fmt: skip
     assert [name for name, table in tables.items() if table.hides_rows] == ["walled"]
     assert not any(table.owned for table in tables.values())

@@ -53,9 +53,28 @@ def shop(database: Database) -> Database:
         "CREATE TABLE customers (id int PRIMARY KEY)",
         "CREATE TABLE notes (x text)",
         "CREATE VIEW best AS SELECT * FROM customers",
+        "CREATE MATERIALIZED VIEW summary AS SELECT count(*) FROM orders",
         "CREATE UNLOGGED TABLE cache (id int PRIMARY KEY)",
+        "CREATE FOREIGN DATA WRAPPER elsewhere",
+        "CREATE SERVER archive FOREIGN DATA WRAPPER elsewhere",
+        "CREATE FOREIGN TABLE remote (id int) SERVER archive",
     )
     return database
+
+
+@pytest.fixture
+def events(shop: Database) -> Database:
+    """Published, partitioned in two levels; the leaf with the rows is in a schema of its own."""
+    shop.execute(
+        "CREATE SCHEMA parts",
+        "CREATE TABLE events (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE events_low PARTITION OF events FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts.low_1 PARTITION OF events_low FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE events_high PARTITION OF events FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO events VALUES (1)",
+        "CREATE PUBLICATION mine FOR TABLE events WITH (publish_via_partition_root, publish = 'insert, truncate')",
+    )
+    return shop
 
 
 def test_a_ready_source_is_described_and_left_as_it_is(shop: Database) -> None:
@@ -92,6 +111,8 @@ def test_a_publication_that_is_complete_needs_no_rights_to_make_one(shop: Databa
         ("public.oders", "'public.oders' matches no table", "public.orders"),
         ("shop.orders", "'shop.orders' matches no table", "public.orders"),
         ("public.best", "public.best is a view", "permanent"),
+        ("public.summary", "public.summary is a materialized view", "permanent"),
+        ("public.remote", "public.remote is a foreign table", "permanent"),
         ("public.cache", "public.cache is an unlogged", "permanent"),
         ("zzz.qqq*", "'zzz.qqq*' matches no table", "There are: public.customers"),
     ],
@@ -140,6 +161,61 @@ def test_without_select_the_grants_are_told_and_suffice(shop: Database) -> None:
         assert "customers" not in error.what
         shop.execute(*filter(str.strip, error.remedy.split(";")))
         assert "may not read" not in refusal(shop, user=name, tables=("public.orders", "hidden.t")).what
+
+
+EVENTS: dict[str, Any] = {"tables": ("public.events",), "publication": "mine", "publication_mode": "existing"}
+
+
+def test_leaf_partitions_must_be_readable_by_themselves_and_the_grants_are_told_and_suffice(events: Database) -> None:
+    with role(events, "REPLICATION") as name:
+        events.execute(f"GRANT SELECT ON events, events_high TO {name}")
+        error = refusal(events, user=name, **EVENTS)
+        assert error.what == f'role {name} may not read "parts"."low_1"'
+        assert error.remedy == (
+            f'GRANT USAGE ON SCHEMA "parts" TO "{name}"; GRANT SELECT ON TABLE "parts"."low_1" TO "{name}";'
+        )
+        events.execute(*filter(str.strip, error.remedy.split(";")))
+        assert [table.name for table in facts(events, user=name, **EVENTS).tables] == ["events"]
+        with events.connect(user=name) as connection, connection.transaction():  # as a load reads it
+            connection.execute("LOCK TABLE ONLY parts.low_1 IN ACCESS SHARE MODE")
+            assert connection.execute("SELECT id FROM ONLY parts.low_1").fetchall() == [(1,)]
+
+
+def test_row_level_security_of_a_leaf_alone_is_refused(events: Database) -> None:
+    events.execute("ALTER TABLE parts.low_1 ENABLE ROW LEVEL SECURITY")
+    with role(events, "REPLICATION") as name:
+        events.execute(
+            f"GRANT USAGE ON SCHEMA parts TO {name}", f"GRANT SELECT ON events, events_high, parts.low_1 TO {name}"
+        )
+        error = refusal(events, user=name, **EVENTS)
+    assert 'row-level security hides rows of "parts"."low_1"' in error.what
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind"),
+    [
+        ("FOREIGN TABLE parts.low_2 PARTITION OF events_low FOR VALUES FROM (10) TO (20) SERVER archive", "a foreign"),
+        ("UNLOGGED TABLE parts.low_2 PARTITION OF events_low FOR VALUES FROM (10) TO (20)", "an unlogged"),
+    ],
+)
+def test_a_partition_whose_changes_nobody_sends_is_refused_until_it_is_detached(
+    events: Database, leaf: str, kind: str
+) -> None:
+    events.execute(f"CREATE {leaf}")
+    error = refusal(events, **EVENTS)
+    assert f'the partition "parts"."low_2" of public.events is {kind} table' in error.what
+    assert '"!public.events"' in error.remedy
+    assert facts(events, tables=("public.orders",)).tables  # it is nobody else's trouble
+    events.execute(error.remedy.partition(";")[0])
+    assert facts(events, **EVENTS).tables
+
+
+def test_an_unlogged_partition_that_is_made_permanent_is_taken(events: Database) -> None:
+    events.execute("ALTER TABLE events_high SET UNLOGGED")
+    error = refusal(events, **EVENTS)
+    assert 'ALTER TABLE "public"."events_high" SET LOGGED;' in error.remedy
+    events.execute('ALTER TABLE "public"."events_high" SET LOGGED')
+    assert facts(events, **EVENTS).tables
 
 
 def test_row_level_security_that_hides_rows_is_refused(shop: Database) -> None:

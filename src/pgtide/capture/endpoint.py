@@ -1,4 +1,7 @@
-"""The capture's HTTP port: numbers for Prometheus, and two answers for whoever starts and stops processes."""
+"""A process's HTTP port: numbers for Prometheus, and of a capture two answers for whoever starts and stops processes.
+
+`pgtide mirror` has one of its own, because the numbers of loads are in its process; with `pgtide run` all are in one.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
 from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -36,23 +40,23 @@ def verdict(name: str, objection: str | None) -> Answer:
 
 
 @contextmanager
-def serving(config: Config, illness: Callable[[], str | None], unreadiness: Callable[[], str | None]) -> Iterator[None]:
-    """Answers until the end of the block, in threads of its own; does nothing if no port is configured."""
-    address, port = config.capture.metrics_address, config.capture.metrics_port
+def serving(
+    config: Config, section: Literal["capture", "mirror"], further: Mapping[str, Callable[[], Answer]]
+) -> Iterator[None]:
+    """Answers /metrics and further paths until the end of the block, in threads of its own, where that section of the
+    configuration says; does nothing if it has no port."""
+    where = config.capture if section == "capture" else config.mirror
+    address, port = where.metrics_address, where.metrics_port
     if not port:
         yield
         return
-    answers = {
-        "/metrics": lambda: Answer(200, CONTENT_TYPE_LATEST, exposition()),
-        "/health": lambda: verdict("healthy", illness()),
-        "/ready": lambda: verdict("ready", unreadiness()),
-    }
+    answers = {"/metrics": lambda: Answer(200, CONTENT_TYPE_LATEST, exposition()), **further}
     try:
         server = _Server(address, port, answers)
     except OSError as error:
         raise ConfigurationError(
-            f"{config.file}: capture.metrics_port: cannot listen on {address}:{port}: {error.strerror or error}",
-            remedy="Choose another capture.metrics_port or capture.metrics_address, or end who uses it.",
+            f"{config.file}: {section}.metrics_port: cannot listen on {address}:{port}: {error.strerror or error}",
+            remedy=f"Choose another {section}.metrics_port or {section}.metrics_address, or end who uses it.",
         ) from None
     thread = threading.Thread(target=server.serve_forever, args=[_POLL_S], name="pgtide-endpoint", daemon=True)
     thread.start()

@@ -21,7 +21,7 @@ from pgtide.capture.appender import Appender, Reset, Work, newest_commit_s
 from pgtide.capture.assemble import Assembler
 from pgtide.capture.attend import STATUS_INTERVAL_S, Attendant, CaptureState, Charges
 from pgtide.capture.cut import split_at
-from pgtide.capture.endpoint import serving
+from pgtide.capture.endpoint import serving, verdict
 from pgtide.capture.fence import Fence
 from pgtide.capture.health import Health
 from pgtide.capture.keeper import SnapshotKeeper
@@ -131,7 +131,12 @@ class Capture:
 
     def serving(self) -> AbstractContextManager[None]:
         """Answers at the metrics port, if one is configured, before the run and until the end of the block."""
-        return serving(self._config, self.health.illness, lambda: self.health.unreadiness(self.durable_lsn))
+        health = self.health
+        answers = {
+            "/health": lambda: verdict("healthy", health.illness()),
+            "/ready": lambda: verdict("ready", health.unreadiness(self.durable_lsn)),
+        }
+        return serving(self._config, "capture", answers)
 
     def _on_state(self, state: CaptureState) -> None:
         """Says it once, to whoever asked to be told, for `status` and for readiness."""

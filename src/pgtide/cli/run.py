@@ -25,11 +25,12 @@ def run_capture(config: Config) -> None:
 
 
 def run_mirror(config: Config, *, until_caught_up: bool) -> None:
+    from pgtide.capture.endpoint import serving
     from pgtide.log.reader import LogReader
 
     reader = LogReader(config.log_location)  # says that there is no log before Spark takes its seconds to start
     until_offset = reader.end().end_offset if until_caught_up else None
-    with stopped_by_signals() as stop:
+    with stopped_by_signals() as stop, serving(config, "mirror", {}):
         done = threading.Event()
         run_parts(stop, {"mirror": lambda: _mirror(config, until_offset, stop, done)})
     if until_caught_up and not done.is_set():

@@ -194,7 +194,16 @@ class Mirror(Section):
     keep_points_hours: float = Field(
         24, gt=0, description="How long points can be read: all of the last hour, and before that one a minute."
     )
-
+    metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port of the HTTP answer /metrics (Prometheus) of pgtide mirror; 0: none. "
+        "pgtide run shows all at capture.metrics_port.",
+    )
+    metrics_address: str = Field(
+        "127.0.0.1", min_length=1, description='Where that port is; "0.0.0.0" to be asked from other machines.'
+    )
     soft_delete: bool = Field(
         False, description="Rows that the source deletes stay in the mirror, with true in a column _is_deleted."
     )

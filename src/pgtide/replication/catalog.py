@@ -41,7 +41,7 @@ class TableInfo:
     usable_identity: bool  # updates and deletes can be published without making them fail
     owner: str
     owned: bool  # the connected role has the owner's rights
-    readable: bool  # SELECT on all columns and USAGE of the schema
+    readable: bool  # SELECT on the table and USAGE of the schema: it can be locked by its name, and read
     hides_rows: bool  # row-level security applies to the connected role
 
     @property
@@ -218,6 +218,10 @@ def _as_message(oid: int, relation: _Relation, published: PublishedTable | None)
 
 _OWN_SCHEMAS = "n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp_)'"
 
+# Of pg_class c and its pg_namespace n.  SELECT on every column is not enough: LOCK TABLE asks for it on the table.
+READABLE = "has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
+HIDES_ROWS = "c.relrowsecurity AND row_security_active(c.oid)"
+
 # A key identifies rows only if its index is valid and not deferrable (RelationGetIndexList in relcache.c).
 _KEY_INDEX = "i.indisvalid AND i.indimmediate"
 
@@ -249,10 +253,7 @@ SELECT c.oid::int8, n.nspname::text AS namespace, c.relname::text AS name, c.rel
              ORDER BY k.place) AS primary_key,
        identity.usable AND (c.relkind = 'r' OR c.oid NOT IN (SELECT root FROM unusable_leaf)) AS usable_identity,
        pg_get_userbyid(c.relowner)::text AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
-       has_schema_privilege(n.oid, 'USAGE') AND (has_table_privilege(c.oid, 'SELECT') OR NOT EXISTS (
-           SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                                        AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT'))) AS readable,
-       c.relrowsecurity AND row_security_active(c.oid) AS hides_rows
+       {READABLE} AS readable, {HIDES_ROWS} AS hides_rows
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN identity ON identity.oid = c.oid

@@ -18,6 +18,7 @@ from pgtide.config.patterns import included, matches_any
 from pgtide.errors import ConfigurationError, SourceNotReadyError, TransientError
 from pgtide.replication.catalog import Catalog, TableInfo
 from pgtide.replication.connect import Connection, connect, connect_when_ready, postgres_errors
+from pgtide.replication.leaves import Leaf, leaves_of
 from pgtide.replication.publication import (
     PublicationPlan,
     check_existing,
@@ -65,7 +66,9 @@ def check_source(config: Config, stop: threading.Event | None = None) -> SourceF
         _check_settings(connection, source)
         _check_slots(connection, source)
         tables = _check_tables(connection, config)
-        _check_readable(connection, tables)
+        leaves = leaves_of(connection, tables)
+        _check_leaves(leaves)
+        _check_readable(connection, [*tables, *leaves])
         _check_publication(connection, source, tables)
         database, role = _names(connection)
         version = connection.info.server_version
@@ -194,7 +197,19 @@ def _no_such_table(
     return SourceNotReadyError(what, remedy=f"There are: {shown}.")
 
 
-def _check_readable(connection: Connection, tables: Iterable[TableInfo]) -> None:
+def _check_leaves(leaves: Iterable[Leaf]) -> None:
+    for leaf in leaves:
+        kind, name = ("a foreign" if leaf.relkind == "f" else "an unlogged"), listed([leaf])
+        if leaf.relkind == "f" or leaf.relpersistence != "p":
+            make_permanent = "" if leaf.relkind == "f" else f" or ALTER TABLE {name} SET LOGGED;"
+            raise SourceNotReadyError(
+                f"the partition {name} of {leaf.root} is {kind} table, whose changes Postgres does not replicate",
+                remedy=f"ALTER TABLE {leaf.parent} DETACH PARTITION {name};{make_permanent}"
+                f' Or leave the table out: source.tables = [..., "!{leaf.root}"]',
+            )
+
+
+def _check_readable(connection: Connection, tables: Sequence[TableInfo | Leaf]) -> None:
     _, role = _names(connection)
     unreadable = [table for table in tables if not table.readable]
     if unreadable:

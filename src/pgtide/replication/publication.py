@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from psycopg import sql
 
@@ -172,7 +173,15 @@ def read_publications(connection: Connection, names: Sequence[str]) -> dict[str,
     }
 
 
-def listed(tables: Iterable[TableInfo]) -> str:
+class _Named(Protocol):
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+def listed(tables: Iterable[_Named]) -> str:
     """The tables' names, quoted as SQL wants them."""
     return ", ".join(sql.Identifier(table.namespace, table.name).as_string() for table in tables)
 
