@@ -245,8 +245,13 @@ class TableLoad:
         version = self._table.version
         assert version is not None
         assert version.mark is not None
-        mark = replace(self._closing(source) if is_last else version.mark, ranges=tuple(part.name for part in group))
+        loading, names = version.mark, tuple(part.name for part in group)
         spark, config, here = self._means.spark, self._means.config, None
+
+        def mark() -> Mark:
+            """To be asked for when the rows are read."""
+            return replace(self._closing(source) if is_last else loading, ranges=names)
+
         if len(group) == 1:
             with self._connected() as connection:
                 here = rows_here(connection, source, group)
@@ -254,12 +259,16 @@ class TableLoad:
             layout = self._sink.file_layout(version)
             if here is not None:
                 rows = frame_of(spark, here, source.columns) if here.num_rows else None
-                version = self._sink.append(version, rows, mark)
+                version = self._sink.append(version, rows, mark())
             elif layout is None:
-                version = self._sink.append(version, rows_by_executors(spark, config, source, group, connections), mark)
+                # Read while it is written: what closes the table is a commit of its own.
+                rows = rows_by_executors(spark, config, source, group, connections)
+                version = self._sink.append(version, rows, replace(loading, ranges=names))
+                if is_last:
+                    version = self._sink.append(version, None, self._closing(source))
             else:
                 files = files_by_executors(spark, config, source, group, layout, connections)
-                version = self._sink.append_files(version, files, mark)
+                version = self._sink.append_files(version, files, mark())
         self._table.version = version
         if not is_last:
             reach(RANGE_APPENDED)
