@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -124,6 +125,12 @@ class Shop:
             return set(tables) <= set(at(self.spark, config=self.config).versions)
         except Exception:  # noqa: BLE001 - there may be no point yet, or no table of points
             return False
+
+    def load_error(self, table: str) -> str | None:
+        """Why the table could not be loaded anew, as the mirror tells it."""
+        file = Path(self.config.log_location) / "readers" / "mirror.json"
+        found: dict[str, Any] = json.loads(file.read_bytes())["tables"].get(table, {})
+        return found.get("load_error")
 
     def mirror_errors(self) -> dict[str, str]:
         """Of tables that are parked, as the mirror reports them."""

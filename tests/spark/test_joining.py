@@ -25,6 +25,7 @@ from pgtide.spark import at
 from pgtide.spark.gap import has_gap
 from pgtide.spark.mirror import Mirror
 from pgtide.spark.targets import target_of
+from tests.arming import armed
 from tests.database import Database
 from tests.spark.shop import Shop, beside, open_shop
 from tests.waiting import wait_for
@@ -89,6 +90,7 @@ def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_table_that_is_loaded_anew_is_never_seen_empty_or_half(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the load fails at first, and is tried again."""
     shop.read_in_ranges_of(8 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     target = target_of(shop.config, "public.orders")
@@ -105,9 +107,11 @@ def test_a_table_that_is_loaded_anew_is_never_seen_empty_or_half(shop: Shop, mon
 
         reader = threading.Thread(target=look)
         reader.start()
-        request_reload(shop.config.log_location, ["public.orders"])
-        shop.database.execute("UPDATE orders SET note = 'meanwhile' WHERE id % 2 = 0")
         try:
+            with armed("load.range.appended=raise@2"):
+                request_reload(shop.config.log_location, ["public.orders"])
+                shop.database.execute("UPDATE orders SET note = 'meanwhile' WHERE id % 2 = 0")
+                wait_for(lambda: shop.load_error("public.orders"), limit_s=60, what="the load to fail")
             equal(shop, lambda: False, "public.customers", "public.orders")
         finally:
             over.set()

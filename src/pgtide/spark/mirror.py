@@ -334,6 +334,9 @@ class Mirror:
         now_s = time.monotonic()
         due = [t for t in self._tables.values() if t.load_failures and not t.error and now_s >= t.reload_at_s]
         self._each([table for table in due if not self._joining.is_loading(table)], self._examine)
+        for table in due:
+            if not self._joining.is_loading(table):
+                table.load_failures = 0  # nothing is beside it any more
 
     def _refresh(self, table: MirrorTable) -> None:
         self._applier.refresh(table)
