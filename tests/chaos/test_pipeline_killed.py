@@ -90,7 +90,7 @@ def mirror(spark: SparkSession, warehouse: Path, table: str) -> list[tuple[Any, 
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param(("load.range.appended", "load.carried.over", "load.finished"), id="load"),
+        pytest.param(("load.range.appended", "load.carried.over"), id="load"),
         pytest.param((*LOAD, *BATCH), id="load and mirror", marks=pytest.mark.heavy),
     ],
 )

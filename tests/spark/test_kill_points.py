@@ -42,7 +42,7 @@ POINTS = sorted(name for name in declared() if name.startswith("mirror."))
 # Reached only when a round of upkeep is due.
 OF_UPKEEP = [POINTS_PRUNED, COMPACTED, EXPIRED]
 # Starting Spark takes most of the time: the heavy run has all points.
-SOME = ["mirror.table.created", "mirror.merged", ALTERED, COMPACTED]
+SOME = ["mirror.merged", COMPACTED]
 KEEP_UP = {"PGTIDE_MIRROR__COMPACT_MINUTES": "0.000001", "PGTIDE_MIRROR__KEEP_POINTS_HOURS": "0.0000001"}
 
 

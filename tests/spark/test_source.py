@@ -15,14 +15,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType, TimestampType
 
 from pgtide.errors import ConfigurationError, LogRangeError
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, readers, remove
 from pgtide.schema import Column, TableShape
 from pgtide.spark import register
-from pgtide.spark.rows import frame_of
+from pgtide.spark.rows import arrow_schema, frame_of
 from pgtide.spark.source import PgtideSource
 from pgtide.types import PgType
 from tests.spark.logs import BEGINNING, INT8, WrittenLog, delete, insert, table_shape, truncate, update
@@ -556,3 +556,8 @@ def test_an_empty_chunk_in_the_middle_loses_no_rows(spark: SparkSession) -> None
     schema = StructType([StructField("number", LongType())])
     chunks = [pa.table({"number": pa.array(numbers, pa.int64())}) for numbers in ([1, 2], [], [3])]
     assert sorted(row["number"] for row in frame_of(spark, pa.concat_tables(chunks), schema).collect()) == [1, 2, 3]
+
+
+def test_no_rows_are_a_frame_too(spark: SparkSession) -> None:
+    schema = StructType([StructField("times", ArrayType(TimestampType()))])
+    assert frame_of(spark, arrow_schema(schema).empty_table(), schema).schema == schema

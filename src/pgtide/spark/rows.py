@@ -155,8 +155,8 @@ def _images(shape: TableShape, found: LogRows, policy: TypePolicy, prefix: str) 
 
 def frame_of(spark: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
     """Rows from the driver's memory as a DataFrame, in one batch: Spark 4.1 stops reading at an empty one, so that an
-    empty chunk in the middle would lose all rows behind it."""
-    return spark.createDataFrame(rows.combine_chunks(), schema)
+    empty chunk in the middle would lose all rows behind it; and it fails where there is no chunk at all."""
+    return spark.createDataFrame(rows.combine_chunks() if rows.num_rows else [], schema)
 
 
 def change_types(rows: pa.RecordBatch) -> pa.Array:
