@@ -91,7 +91,7 @@ def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
 @pytest.mark.timeout(600)
 def test_a_table_that_is_loaded_anew_is_never_seen_empty_or_half(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the load fails at first, and is tried again."""
-    shop.read_in_ranges_of(8 * 8192)
+    shop.read_in_ranges_of(2 * 8192)
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
     target = target_of(shop.config, "public.orders")
     with shop.capturing(), shop.mirroring("public.customers", "public.orders", "public.empty"):
