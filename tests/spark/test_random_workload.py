@@ -12,6 +12,7 @@ from tests.database import Database
 from tests.spark.random_workload import TABLES, RandomWorkload, create
 from tests.spark.shop import Shop, beside, open_shop
 from tests.spark.test_verify import verify
+from tests.waiting import wait_for
 
 
 @pytest.mark.timeout(3000)
@@ -26,7 +27,9 @@ def test_random_changes_are_mirrored_exactly(
     create(database)
     workload = RandomWorkload(database, seed)
     workload.run(transactions // 3)
+    names = [f"public.{name}" for name in TABLES]
     with shop.capturing(), shop.mirroring("public.customers"):
+        wait_for(lambda: shop.is_covered(*names), limit_s=300, what="all tables to be loaded")
         found = []
         for _ in range(rounds):
             with beside(lambda stop: workload.run(transactions)):
@@ -37,6 +40,6 @@ def test_random_changes_are_mirrored_exactly(
     for verified in found:
         wrong = {name: comparison for name, comparison in verified.tables.items() if not comparison.equal}
         assert (wrong, verified.not_covered) == ({}, {}), f"seed {seed}"
-        assert {f"public.{name}" for name in TABLES} <= verified.tables.keys()
+        assert set(names) <= verified.tables.keys()
     assert len({verified.lsn for verified in found}) == rounds + 1
     assert any(comparison.source_rows > 10 for comparison in found[-1].tables.values())
