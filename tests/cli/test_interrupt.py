@@ -50,7 +50,7 @@ def traces(output: Path) -> list[str]:
     return output.read_text().split("Traceback (most recent call last)")[1:]
 
 
-@pytest.mark.parametrize("stage", ["capture  streaming", "mirror   starting Spark", "mirror   running", "mirroring"])
+@pytest.mark.parametrize("stage", ["capture  streaming", "mirror   starting Spark", "mirroring"])
 def test_ctrl_c_ends_everything(stage: str, database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 1000)")
     (tmp_path / "pgtide.toml").write_text(

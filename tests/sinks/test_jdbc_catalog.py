@@ -125,6 +125,7 @@ def config_file(database: Database, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_two_drivers_racing_on_a_jdbc_catalog_apply_each_change_once(config_file: Path) -> None:
     log = WrittenLog(config_file.parent / "log")

@@ -157,16 +157,9 @@ Mirror(session, config).run(threading.Event())
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "points",
-    [
-        pytest.param(("load.taken_over",), id="at the end"),
-        pytest.param(
-            ("load.beside.begun", "load.range.appended", "load.taken_over"), id="all", marks=pytest.mark.heavy
-        ),
-    ],
-)
-def test_a_load_anew_that_is_killed_goes_on_and_ends(points: tuple[str, ...], shop: Shop) -> None:
+@pytest.mark.heavy
+def test_a_load_anew_that_is_killed_goes_on_and_ends(shop: Shop) -> None:
+    points = ("load.beside.begun", "load.range.appended", "load.taken_over")
     shop.read_in_ranges_of(8192)
     target = target_of(shop.config, "public.orders")
     with shop.capturing():
