@@ -13,6 +13,7 @@ covers it, unless its old rows are still being kept up to date.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ BESIDE_BEGUN = declare("load.beside.begun", "a table that is loaded anew has an 
 TAKEN_OVER = declare("load.taken_over", "a table that was loaded anew shows its new rows, and has not caught up yet")
 
 _LOOK_S = 0.1
+_NOT_MUCH_LONGER = 0.5
 _ANEW = "anew"  # the load of a state beside that nothing is loaded into yet
 
 
@@ -60,11 +62,18 @@ class Joining:
         self._changed = threading.Condition()
 
     def wait_for_first(self, stop: threading.Event) -> None:
-        """Until a table is loaded, or none will be; nothing streams before that, so nothing is to be done before."""
-        while not stop.is_set():
+        """Until a table is loaded, or none will be: nothing streams before that, so nothing is to be done before.
+
+        Those that take not much longer than the first are waited for: starting to stream would slow them down.
+        """
+        began_s = time.monotonic()
+        limit_s: float | None = None
+        while not stop.is_set() and (limit_s is None or time.monotonic() < limit_s):
             with self._changed:
-                if self._over or not (self._waiting or self._loading):
+                if not (self._waiting or self._loading):
                     return
+                if self._over and limit_s is None:
+                    limit_s = time.monotonic() + _NOT_MUCH_LONGER * (time.monotonic() - began_s)
                 self._changed.wait(_LOOK_S)
 
     def release(self, stop: threading.Event) -> None:
