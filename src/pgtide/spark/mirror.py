@@ -164,6 +164,7 @@ class Mirror:
         for table in tables:
             if not table.error:
                 table.clean_to = max(table.clean_to, self._done)
+        self._join_loaded()
         # A predecessor may have been killed between its last table, or one that was loaded anew, and the point.
         if tables and self._done == self._reader.end().end_offset:
             renewed = [table.name for table in tables]
