@@ -1,5 +1,5 @@
 """What a load must not mistake for the table: rows read before the table was away, partitions that have come or gone,
-a mirror table that was dropped while it was written."""
+a mirror table that was dropped while it was written, a snapshot that is gone or whose changes are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from pgtide.errors import LogRangeError
 from pgtide.failpoints import arm
+from pgtide.log.control import offered_snapshot, request_reload
+from pgtide.log.reader import LogReader
+from pgtide.log.retention import plan_removal, remove
 from pgtide.spark.targets import target_of
 from tests.database import Database
 from tests.spark.shop import Shop, open_shop
@@ -90,6 +94,87 @@ def test_mirror_table_that_is_dropped_while_it_is_written_is_loaded_anew(shop: S
         wait_for(lambda: shop.spark.catalog.tableExists(target), limit_s=60, what="the table to be made again")
         wait_for(lambda: shop.spark.table(target).count() > 10, limit_s=60, what="all rows, not the changes alone")
         wait_for(lambda: is_equal(shop), limit_s=60, what="the mirror to be equal")
+
+
+@pytest.mark.timeout(600)
+def test_table_without_key_that_outlives_its_snapshot_is_begun_anew_and_says_what_helps(
+    shop: Shop, tmp_path: Path
+) -> None:
+    held, again = tmp_path / "held", tmp_path / "again"
+    snapshot = shop.config.snapshot.model_copy(update={"max_age_minutes": 0.1})
+    shop.config = shop.config.model_copy(update={"snapshot": snapshot}).at(shop.config.file)
+    shop.database.execute(
+        "CREATE TABLE visits (page text)",
+        "INSERT INTO visits SELECT repeat('p', n % 50) FROM generate_series(1, 3000) n",
+    )
+    with shop.capturing(), ExitStack() as ended:
+        arm(f"load.range.appended=hold:{held}")
+        ended.callback(arm, "")
+        wait_until_equal = ended.enter_context(shop.mirroring_from_here())
+        ended.callback(again.touch)
+        ended.callback(held.touch)
+        wait_for(lambda: shop.has_loaded_some("public.visits"), limit_s=120, what="some of visits")
+        wait_for(lambda: offered_snapshot(shop.config.log_location) is None, limit_s=60, what="the snapshot to go")
+        arm(f"load.table.begun=hold:{again}")
+        held.touch()
+        wait_for(lambda: "public.visits" in shop.mirror_errors(), limit_s=60, what="the next attempt")
+        told = shop.mirror_errors()["public.visits"]
+        assert "public.visits has no key" in told
+        assert "snapshot.max_age_minutes (0.1), raise it" in told
+        arm("")
+        again.touch()
+        wait_until_equal("public.visits", *ALL)
+
+
+@pytest.mark.timeout(600)
+def test_load_whose_changes_are_no_longer_in_the_log_is_begun_anew(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "held"
+    monkeypatch.setattr("pgtide.log.writer.LogWriter._is_due", lambda _: True)  # each block is a segment of its own
+    with shop.capturing(), ExitStack() as ended:
+        arm(f"load.range.appended=hold:{held}")
+        ended.callback(arm, "")
+        wait_until_equal = ended.enter_context(shop.mirroring_from_here())
+        ended.callback(held.touch)
+        wait_for(lambda: shop.has_loaded_some("public.orders"), limit_s=120, what="some of orders")
+        first = offered_snapshot(shop.config.log_location)
+        for number in range(3):
+            shop.database.execute(f"UPDATE orders SET note = 'changed {number}' WHERE id % 3 = {number}")
+            shop.wait_until_captured()
+        remove(shop.config.log_path, plan_removal(shop.config.log_path, retention_s=0, max_bytes=1))
+        assert first is not None
+        with pytest.raises(LogRangeError):
+            LogReader(shop.config.log_path).position_after(first.lsn)
+        arm("")
+        held.touch()
+        wait_until_equal(*ALL)
+
+
+@pytest.mark.timeout(600)
+def test_changes_that_are_taken_from_a_running_mirror_park_their_table_and_the_others_go_on(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "held"
+    monkeypatch.setattr("pgtide.log.writer.LogWriter._is_due", lambda _: True)  # each block is a segment of its own
+    with shop.capturing(), shop.mirroring_from_here() as wait_until_equal, ExitStack() as ended:
+        wait_until_equal(*ALL)
+        arm(f"mirror.merged=hold:{held}")
+        ended.callback(held.touch)
+        ended.callback(arm, "")
+        shop.database.execute("UPDATE orders SET note = 'applied' WHERE id = 1")
+        wait_for(Path(f"{held}.held").exists, limit_s=60, what="the write")
+        for statement in ("UPDATE orders SET note = 'lost' WHERE id = 2", "UPDATE customers SET name = 'goes on'"):
+            shop.database.execute(statement)
+            shop.wait_until_captured()
+        remove(shop.config.log_path, plan_removal(shop.config.log_path, retention_s=0, max_bytes=1))
+        arm("")
+        held.touch()
+        wait_for(lambda: "public.orders" in shop.mirror_errors(), limit_s=60, what="orders to be parked")
+        assert "pgtide snapshot start public.orders --type bulk" in shop.mirror_errors()["public.orders"]
+        wait_until_equal("public.customers", "public.empty")
+        request_reload(shop.config.log_location, ["public.orders"])
+        wait_until_equal(*ALL)
 
 
 def is_equal(shop: Shop) -> bool:

@@ -284,39 +284,29 @@ class IcebergSink:
             raise
 
     def _forward(self, table: IcebergTable, version: Version, branch: str, mark: Mark) -> Version:
-        for attempt in range(_FORWARD_ATTEMPTS):
+        def forward() -> Version:
             table.refresh()
             if table.head(branch) is None or table.head(_base(version)) != version.snapshot_id:
                 raise Conflict(f"{version.target} has moved during the write.")
             written = _written(table, version, branch, mark)
-            try:
-                table.forward(_base(version), branch)
-            except Conflict:
-                # Another branch or property was committed meanwhile: main itself may still be where it was.
-                if attempt + 1 == _FORWARD_ATTEMPTS:
-                    raise
-                continue
-            reach(FORWARDED)
+            table.forward(_base(version), branch)
             return written
-        raise AssertionError("unreachable")
+
+        return _committed(forward)
 
     def _swap_at_once(self, version: Version, mark: Mark, write: Callable[[IcebergTable, str], None]) -> Version:
         """The same for writes that Spark has no part in: branch, write and forward are one commit, not three."""
-        for attempt in range(_FORWARD_ATTEMPTS):
+
+        def swap() -> Version:
             table = IcebergTable(self._spark, version.target).transaction()
             branch = _branch_at(table, version)
             write(table, branch)
             written = _written(table, version, branch, mark)
             table.forward(_base(version), branch)
-            try:
-                table.commit()
-            except Conflict:
-                if attempt + 1 == _FORWARD_ATTEMPTS:
-                    raise
-                continue
-            reach(FORWARDED)
+            table.commit()
             return written
-        raise AssertionError("unreachable")
+
+        return _committed(swap)
 
     def _abandon(self, table: IcebergTable, branch: str) -> None:
         try:
@@ -333,6 +323,19 @@ class IcebergSink:
             if _is_missing(error):
                 return None
             raise
+
+
+def _committed(commit: Callable[[], Version]) -> Version:
+    """A conflict may be about another branch or a property: main is where it was then, and the next attempt works."""
+    for left in reversed(range(_FORWARD_ATTEMPTS)):
+        try:
+            version = commit()
+            break
+        except Conflict:
+            if not left:
+                raise
+    reach(FORWARDED)
+    return version
 
 
 def _branch_at(table: IcebergTable, version: Version) -> str:

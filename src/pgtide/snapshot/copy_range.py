@@ -97,6 +97,8 @@ def under_snapshot(
         except psycopg.errors.LockNotAvailable as error:
             what = f"reading {names[oids[0]]}: {str(error).partition(chr(10))[0]}"
             raise Locked(what, remedy="Another session holds a lock.") from error
+        except psycopg.errors.UndefinedTable as error:
+            raise _renamed(names[oids[0]]) from error
         try:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
@@ -125,7 +127,11 @@ def _check_locked(connection: Connection, names: dict[int, str]) -> None:
         [list(names), list(names.values())],
     ).fetchone()
     if other is not None:
-        raise Rewritten(f"{other[0]} was renamed or replaced while it was read.", remedy="It is read again.")
+        raise _renamed(other[0])
+
+
+def _renamed(name: str) -> Rewritten:
+    return Rewritten(f"{name} was renamed, replaced or dropped while it was read.", remedy="It is read again.")
 
 
 def _quoted_names(connection: Connection, relation_oids: Sequence[int]) -> dict[int, str]:

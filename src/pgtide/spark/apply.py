@@ -141,6 +141,13 @@ class Applier:
         table.version, table.clean_to = version, version.mark.offset
         return version
 
+    def begin(self, table: MirrorTable) -> None:
+        """Makes a table ready for changes that was loaded just now: its version is what the load has written."""
+        if table.version is None or not table.is_loaded:
+            self.refresh(table)
+        else:
+            table.version = self._with_soft_deletes(table, table.version)
+
     def _with_soft_deletes(self, table: MirrorTable, version: Version) -> Version:
         """Gives the table the column that soft deletes need.  Never at its creation: as a default, it is there also in
         rows that are written without it, by a load."""

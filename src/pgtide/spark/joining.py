@@ -59,6 +59,7 @@ class Joining:
         self._loading: list[Load] = []
         self._over: deque[tuple[Load, Exception | None]] = deque()
         self._thread: threading.Thread | None = None
+        self._began_s = 0.0
         self._changed = threading.Condition()
 
     def wait_for_first(self, stop: threading.Event) -> None:
@@ -66,14 +67,13 @@ class Joining:
 
         Those that take not much longer than the first are waited for: starting to stream would slow them down.
         """
-        began_s = time.monotonic()
         limit_s: float | None = None
         while not stop.is_set() and (limit_s is None or time.monotonic() < limit_s):
             with self._changed:
                 if not (self._waiting or self._loading):
                     return
                 if self._over and limit_s is None:
-                    limit_s = time.monotonic() + _NOT_MUCH_LONGER * (time.monotonic() - began_s)
+                    limit_s = time.monotonic() + _NOT_MUCH_LONGER * (time.monotonic() - self._began_s)
                 self._changed.wait(_LOOK_S)
 
     def release(self, stop: threading.Event) -> None:
@@ -101,6 +101,7 @@ class Joining:
     def go(self, stop: threading.Event) -> None:
         with self._changed:
             if self._waiting and self._thread is None:
+                self._began_s = time.monotonic()
                 self._thread = threading.Thread(target=self._run, args=[stop], name="pgtide-joining", daemon=True)
                 self._thread.start()
 

@@ -139,7 +139,7 @@ class Loader:
         def one(table: MirrorTable) -> None:
             if not stop.is_set():
                 self._means.spark.addTag(JOB_TAG)
-                TableLoad(self._means, table, known.get(table.shape.relation_oid), pair, watch, stop, report).run()
+                TableLoad(self._means, table, known.get(table.shape.relation_oid), pair, watch, stop).run()
 
         with (
             LockWatch(pair.server(config), config.source.connect_timeout_seconds) as watch,
@@ -162,7 +162,7 @@ class Loader:
                     else:
                         table.error = _told(table, error)
                         paused[table.name] = time.monotonic() + _RETRY_S, table
-                    report()
+                report()
                 due = [name for name, (at_s, _) in paused.items() if running and time.monotonic() >= at_s]
                 running |= {pool.submit(one, paused[name][1]): paused.pop(name)[1] for name in due}
         outcome.failed.extend(table for _, table in paused.values())

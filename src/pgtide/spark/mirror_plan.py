@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import LongType, StructField, StructType
 
 from pgtide.log.reader import LogReader
+from pgtide.spark.worker_process import end_quietly
 
 NAME = "pgtide_mirror_plan"
 
@@ -49,6 +50,9 @@ class MirrorPlanReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int]]:
         yield partition.value
+
+    def stop(self) -> None:
+        end_quietly()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_log": None}

@@ -73,14 +73,19 @@ class Points:
         self.target = target
         self._log_id = log_id
         self._version: Version | None = None
+        self._is_open = False
         self._known: dict[str, Coverage] = {}
         self._max_commit_timestamp: datetime | None = None
         self.last: Moment | None = None  # the newest point
 
     def open(self) -> None:
         """Finds out what is published, so that `last` is known before anything is written."""
-        if self._sink.recorded(self.target) is not None:
-            self._sink.evolve(self._load(), SCHEMA, {})
+        if self._is_open:
+            return
+        version = self._sink.recorded(self.target)
+        if version is not None:
+            self._sink.evolve(self._loaded(version), SCHEMA, {})
+        self._is_open = True
 
     def publish(self, moment: Moment, tables: Mapping[str, Coverage], renewed: Collection[str] = ()) -> bool:
         """Writes the point; false if a later one is there.  One that is there gains coverage, and never loses any.
@@ -161,20 +166,20 @@ class Points:
         return pa.Table.from_arrays(columns, schema=wanted)
 
     def _load(self) -> Version:
+        return self._loaded(self._sink.recorded(self.target) or self._sink.create(self.target, SCHEMA, {}))
+
+    def _loaded(self, version: Version) -> Version:
         """What is published so far, read at exactly the version that the next write will be compared with."""
-        version = self._sink.recorded(self.target) or self._sink.create(self.target, SCHEMA, {})
         self._version = version
         if version.snapshot_id is None:
             return version
-        at = f"{self.target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}'"
-        newest = self._spark.sql(
-            "SELECT max_by(struct(`offset`, lsn, commit_timestamp), struct(`offset`, lsn)) point, "
-            f"max(max_commit_timestamp) latest FROM {at}"
-        ).toArrow().to_pylist()[0]  # fmt: skip
-        self._max_commit_timestamp = newest["latest"]
-        self.last = Moment(**newest["point"]) if newest["point"] else None
-        rows = self._spark.sql(
-            f"SELECT `table`, {NEWEST}.version, {NEWEST}.covered FROM {at} AND `table` IS NOT NULL GROUP BY `table`"
-        )
-        self._known = {row[0]: Coverage(row[1], row[2]) for row in rows.collect()}
+        # One question for all: a second one costs most of a second of a session that has just begun.
+        found = self._spark.sql(
+            f"SELECT `table`, {NEWEST} said, max(max_commit_timestamp) latest, "
+            "max_by(struct(`offset`, lsn, commit_timestamp), struct(`offset`, lsn)) point "
+            f"FROM {self.target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}' GROUP BY `table`"
+        ).toArrow().to_pylist()  # fmt: skip
+        self._max_commit_timestamp = max((row["latest"] for row in found if row["latest"]), default=None)
+        self.last = max((Moment(**row["point"]) for row in found), key=lambda moment: moment.place, default=None)
+        self._known = {row["table"]: Coverage(**row["said"]) for row in found if row["table"]}
         return version

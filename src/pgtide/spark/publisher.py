@@ -37,32 +37,40 @@ class Publisher:
         self, tables: Iterable[MirrorTable], start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()
     ) -> bool:
         """Publishes the point at `to`, under the LSN of its last commit or a later one that is asked for."""
-        listed = list(tables)
-        streaming = [table for table in listed if not table.joining and not table.removed]
-        if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in streaming):
-            return False  # a table is ahead of this batch: there is no version of it to name
-        coverage = {table.name: _coverage(table, to) for table in listed}
-        if self._points.last is None and not any(one.covered for one in coverage.values()):
-            return False  # the first point is one at which there is something to read
-        moment = self._moment(start, to)
-        moment = replace(moment, lsn=max(moment.lsn, at_lsn))
         try:
-            with self._timings.of(POINT):
-                published = self._points.publish(moment, coverage, renewed)
+            return self._publish(list(tables), start, to, at_lsn, renewed)
         except (Py4JJavaError, PySparkException) as error:
             # The lake cannot be written: tables are parked for that, and so is the point.
             self._failures += 1
             self._retry_at_s = time.monotonic() + pause_s(self._failures)
             self.error = first_line(error)
             return False
+
+    def _publish(self, tables: list[MirrorTable], start: int, to: int, at_lsn: int, renewed: Collection[str]) -> bool:
+        self._points.open()
+        streaming = [table for table in tables if not table.joining and not table.removed]
+        if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in streaming):
+            return False  # a table is ahead of this batch: there is no version of it to name
+        coverage = {table.name: _coverage(table, to) for table in tables}
+        if self._points.last is None and not any(one.covered for one in coverage.values()):
+            return False  # the first point is one at which there is something to read
+        moment = self._moment(start, to)
+        if moment is None:
+            return False
+        moment = replace(moment, lsn=max(moment.lsn, at_lsn))
+        with self._timings.of(POINT):
+            published = self._points.publish(moment, coverage, renewed)
         self._failures, self.error = 0, ""
         return published
 
-    def _moment(self, start: int, to: int) -> Moment:
-        last = self._points.last
+    def _moment(self, start: int, to: int) -> Moment | None:
+        """None: retention has already taken the transaction that ends here, so that its LSN is not known."""
+        last, first = self._points.last, self._reader.first_offset()
         if last is not None and last.offset == to:
             return last
-        transactions = self._reader.transactions(start, to)
+        if first > 0 and to <= first:
+            return None
+        transactions = self._reader.transactions(max(start, first), to)
         if transactions.num_rows == 0:
             return Moment(to, self._reader.identity.start_lsn, None)
         ending = dict(zip(TRANSACTIONS.names, (column[-1].as_py() for column in transactions.columns), strict=True))

@@ -30,6 +30,7 @@ from pgtide.spark.options import SourceOptions, parse_options
 from pgtide.spark.positions import Position, resolve_position
 from pgtide.spark.registration import register_reader
 from pgtide.spark.views import AllTablesView, TypedView, View
+from pgtide.spark.worker_process import end_quietly
 
 _PARTITION_BYTES = 32 << 20
 _LATEST_FOR_S, _LATEST_ON_STORE_FOR_S = 0.05, 0.5
@@ -190,6 +191,9 @@ class ChangeStreamReader(DataSourceStreamReader):
         if self._options.reader_name is not None and offset != self._registered:
             register_reader(self._reader(), self._options.reader_name, offset)
             self._registered = offset
+
+    def stop(self) -> None:
+        end_quietly()
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._reached is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -82,7 +82,6 @@ class TableLoad:
         pair: Pair,
         watch: LockWatch,
         stop: threading.Event,
-        report: Callable[[], None],
     ) -> None:
         self._means = means
         self._table = table
@@ -90,7 +89,6 @@ class TableLoad:
         self._pair = pair
         self._watch = watch
         self._stop = stop
-        self._report = report
         self._sink = means.sink
         self._log_id = means.applier.log_id
         self._leaf_files: set[tuple[int, int]] = set()  # of the partitions that the table is cut into
@@ -123,7 +121,8 @@ class TableLoad:
         table.shape = source.shape
         layout = layout_for(source.shape, version)
         version = version or self._sink.create(table.target, layout.columns, layout.properties)
-        version = self._sink.evolve(version, layout.columns, layout.properties, layout.alterations)
+        if not layout.properties.items() <= version.properties.items():
+            version = self._sink.evolve(version, layout.columns, layout.properties, layout.alterations)
         source = replace(source, columns=layout.columns)
         table.version = self._begun(source, version)
         reach(TABLE_BEGUN)
@@ -135,7 +134,6 @@ class TableLoad:
         }
         left = missing(parts, loaded_ranges(table.version))
         table.progress.begin(table.name, length_bytes, len(parts) - len(left), len(parts), table.version.rows)
-        self._report()
         self._read(source, left)
         if not left and not self._stop.is_set():
             table.version = self._sink.append(table.version, None, self._closing(source))
@@ -273,7 +271,6 @@ class TableLoad:
         if not is_last:
             reach(RANGE_APPENDED)
         self._table.progress.loaded(len(group), version.rows)
-        self._report()
 
     def _halved(self, source: SourceTable, group: list[CtidRange]) -> list[CtidRange]:
         """Ranges of half the size, because reading these took too long."""

@@ -1,4 +1,4 @@
-"""A Spark worker that has run a task of ours is quick to begin the next.
+"""Spark's Python processes: quick to begin the next task of ours, and quiet when they end.
 
 Before each task Spark has Python look for new modules, for which the directories of Spark's own zip files are read anew
 (0.1 s, Python 3.11), and after each it collects garbage, for which it goes through all that is imported (0.07 s).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from functools import cache
+from types import TracebackType
 from zipimport import zipimporter
 
 
@@ -25,3 +26,17 @@ def _keep_what_is_imported() -> None:
     """Once: what a later task leaves behind is to be collected."""
     gc.collect()
     gc.freeze()
+
+
+def end_quietly() -> None:
+    """To be called by a streaming source that is stopped, in the process that Spark has for it.
+
+    When the query has ended, that process finds its connection closed, cannot tell Spark so, and would print three
+    traces to the terminal of whoever has pressed Ctrl-C.
+    """
+    sys.excepthook = _unless_alone
+
+
+def _unless_alone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, BrokenPipeError | ConnectionResetError | KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)

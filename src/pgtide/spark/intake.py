@@ -1,0 +1,191 @@
+"""Which tables are to be loaded, and how they take their place among those that stream.
+
+`joining` loads them in threads of its own.  Here it is found out what the lake lacks, and between two batches what is
+loaded is taken: it catches up, one batch at a time, and is covered by points from then on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from pgtide.config import Config
+from pgtide.errors import LogError, LogRangeError
+from pgtide.failpoints import reach
+from pgtide.log.control import offered_snapshot
+from pgtide.log.reader import LogReader
+from pgtide.sinks import Conflict, Sink, Version
+from pgtide.spark.alterations import Alterations
+from pgtide.spark.apply import Applier, MirrorTable
+from pgtide.spark.gap import has_gap, loaded_lsn
+from pgtide.spark.joining import TAKEN_OVER, Joining, Load
+from pgtide.spark.mirror_tables import MirrorTables, batch_end, told
+from pgtide.spark.publisher import pause_s
+
+
+class Publish(Protocol):
+    def __call__(self, start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()) -> bool: ...
+
+
+class Intake:
+    """Used by the thread that runs a batch, or that has the lock of batches."""
+
+    def __init__(
+        self,
+        config: Config,
+        tables: MirrorTables,
+        reader: LogReader,
+        sink: Sink,
+        applier: Applier,
+        alterations: Alterations,
+        joining: Joining,
+        publish: Publish,
+        report: Callable[[], None],
+    ) -> None:
+        self._loads = config.snapshot.initial == "bulk"
+        self._log_location = config.log_location
+        self._tables = tables
+        self._reader = reader
+        self._sink = sink
+        self._applier = applier
+        self._alterations = alterations
+        self._joining = joining
+        self._publish = publish
+        self._report = report
+
+    def examine(self, table: MirrorTable) -> None:
+        """Has a table loaded that needs it, or whose load was broken off."""
+        if not self._loads or table.removed or table.error or self._joining.is_loading(table):
+            return
+        lacking = self._must_be_loaded(table)
+        is_new = lacking is not None and lacking.snapshot_id is None
+        beside = None if is_new else self._sink.beside(table.target)
+        table.joining = lacking is not None
+        if lacking is None and beside is None:
+            return
+        table.needs_from = self._needed_from(table, beside or lacking)
+        if lacking is None or not self._tables.is_fenced(table):
+            has_rows = lacking is None or (lacking.mark is not None and lacking.mark.offset is not None)
+            self._joining.begin(table, beside=has_rows)
+
+    def _must_be_loaded(self, table: MirrorTable) -> Version | None:
+        """The version that lacks something: it has no rows yet, or changes since they were read were not captured."""
+        version = self._sink.recorded(table.target)
+        if version is None or version.mark is None or version.mark.offset is None:
+            return version or Version(table.target, None, has_rows=False, mark=None)
+        history = self._tables.histories.get(table.shape.relation_oid)
+        return version if has_gap(version.mark, history, self._reader.identity.start_lsn) else None
+
+    def _needed_from(self, table: MirrorTable, version: Version | None) -> int:
+        """From where on a load that goes on, or begins under an offered snapshot, needs the log; others begin now."""
+        mark, offer = version.mark if version else None, offered_snapshot(self._log_location)
+        lsns = [loaded_lsn(mark, 0) if mark else 0, offer.lsn if offer and table.name in offer.tables else 0]
+        try:
+            return min([self._tables.done, *(self._applier.reader().position_after(lsn) for lsn in lsns if lsn)])
+        except LogRangeError:
+            return self._tables.done  # it begins again, with a snapshot of then
+
+    def load_anew(self, tables: Iterable[MirrorTable]) -> set[str]:
+        """Tables that somebody wants loaded anew, parked ones too; others have no rows to be replaced.
+
+        Names those for which it cannot even be begun just now.
+        """
+        failed = set()
+        for table in tables:
+            if table.joining or table.removed or not self._has_rows(table):
+                continue
+            try:
+                self._joining.begin_beside(table)
+            except (Conflict, Py4JJavaError, PySparkException) as error:
+                table.load_error = told(table, error)
+                failed.add(table.name)
+                continue
+            table.needs_from = self._tables.done
+            self._joining.begin(table, beside=True)
+        return failed
+
+    def load_rewritten(self, tables: Iterable[MirrorTable]) -> set[str]:
+        """Of these, those whose rows have values in the source that were never sent; see `load_anew`."""
+        return self.load_anew([table for table in tables if self._is_rewritten(table)]) if self._loads else set()
+
+    def _is_rewritten(self, table: MirrorTable) -> bool:
+        version = self._sink.recorded(table.target)
+        return version is not None and self._alterations.is_rewritten(table, version.mark)
+
+    def _has_rows(self, table: MirrorTable) -> bool:
+        version = self._sink.recorded(table.target)
+        return version is not None and version.mark is not None and version.mark.offset is not None
+
+    def join_loaded(self) -> None:
+        """Tables that were loaded meanwhile go on with the others, when they have caught up with them."""
+        self._joining.go(self._tables.stop)
+        loaded = []
+        for load, error in self._joining.finished(self._tables.done):
+            table = load.table
+            if isinstance(error, LogError):
+                raise error
+            if self._tables.by_oid.get(table.shape.relation_oid) is not table:
+                continue  # it was renamed meanwhile
+            table.progress.end()
+            table.load_error = str(error) if error is not None else ""
+            if error is None:
+                table.load_failures = 0
+                loaded.append(load)
+            elif table.joining or not load.is_beside:
+                self._tables.park(table, error)
+            else:
+                self._put_off_reload(table)
+        self._tables.each([load.table for load in loaded], lambda table: self._take(table, loaded))
+        behind = [table for table in self._tables if table.catching_up]
+        self._tables.each(behind, self._catch_up)
+        joined = [table.name for table in behind if not table.catching_up and not table.error]
+        if joined:
+            self._report()
+            if self._tables.done == self._reader.end().end_offset:
+                self._publish(self._reader.first_offset(), self._tables.done, renewed=joined)
+        if loaded or behind:
+            self._report()
+
+    def _take(self, table: MirrorTable, loaded: list[Load]) -> None:
+        """What was loaded beside a table takes its place, and is brought at once to where the table was."""
+        shadow = next(load.shadow for load in loaded if load.table is table)
+        if shadow is not table:
+            assert shadow.version is not None
+            table.version = self._sink.take_over(shadow.version)
+            reach(TAKEN_OVER)
+            table.shape, table.clean_to = shadow.shape, shadow.clean_to
+        self._applier.begin(table)
+        self._alterations.check(table)
+        while shadow is not table and table.clean_to < self._tables.done:
+            self._apply_some(table)
+        table.catching_up = True
+
+    def _catch_up(self, table: MirrorTable) -> None:
+        """One batch at a time: after a long load there may be many, and the others are not to wait for all of them."""
+        if table.clean_to < self._tables.done:
+            self._apply_some(table)
+        table.needs_from = table.clean_to
+        if table.clean_to >= self._tables.done:
+            table.catching_up = table.joining = False
+            table.needs_from = None
+
+    def _apply_some(self, table: MirrorTable) -> None:
+        self._applier.apply(table, min(self._tables.done, batch_end(self._applier.reader(), table.clean_to)))
+
+    def _put_off_reload(self, table: MirrorTable) -> None:
+        """Its old rows are kept up to date meanwhile, and what is loaded beside them stays."""
+        table.load_failures += 1
+        table.reload_at_s = time.monotonic() + pause_s(table.load_failures)
+
+    def retry_reloads(self) -> None:
+        now_s = time.monotonic()
+        due = [table for table in self._tables if table.load_failures and not table.error]
+        due = [table for table in due if now_s >= table.reload_at_s]
+        self._tables.each([table for table in due if not self._joining.is_loading(table)], self.examine)
+        for table in due:
+            if not self._joining.is_loading(table):
+                table.load_failures = 0  # nothing is beside it any more
