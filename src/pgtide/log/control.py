@@ -3,7 +3,7 @@
 A first load needs a database snapshot that agrees with a place in the stream, and only the capture can make one.  It
 offers it (`snapshot.json`); a load that finds none, or one that has died, asks for another (`snapshot-wanted.json`).
 
-Who wants a table loaded anew says so (`loads-wanted.json`); the mirror does it.
+Who wants a table loaded anew says so (`load-wanted-<digest of its name>.json`); the mirror does it.
 
 Who compares mirror and source needs a point at exactly the LSN of a snapshot, and only the mirror can publish one.  It
 is asked for with a barrier (`barrier-<id>.json`), and writes into the same file what has become of the wish.
@@ -14,6 +14,7 @@ notes what it sees of that in the catalog (`alterations.json`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ _REQUEST = "snapshot-wanted.json"
 _REMOVED = "removed.json"
 _HISTORIES = "histories.json"
 _UPKEEP = "upkeep.json"
-_RELOADS = "loads-wanted.json"
+_RELOAD = "load-wanted-"
 _ALTERATIONS = "alterations.json"
 _SLOT_NOTE = "slot-being-made.json"
 
@@ -98,22 +99,24 @@ def withdraw_request(location: Location) -> None:
 
 
 def request_reload(location: Location, tables: Collection[str]) -> None:
-    """Asks the mirror to load these tables anew, beside those that are asked for already."""
-    _write(location, _RELOADS, {"tables": sorted({*tables, *requested_reloads(location)})})
+    """Asks the mirror to load these tables anew.  A file for each: nobody writes what another is about to withdraw."""
+    for table in tables:
+        _write(location, _reload_name(table), {"table": table})
 
 
 def requested_reloads(location: Location) -> tuple[str, ...]:
-    data = _read(location, _RELOADS)
-    return tuple(data["tables"]) if data else ()
+    found = (_read(location, name) for name in _names(location) if name.startswith(_RELOAD))
+    return tuple(sorted(data["table"] for data in found if data is not None))
 
 
 def withdraw_reloads(location: Location, tables: Collection[str]) -> None:
     """The mirror has begun with these, and goes on by itself."""
-    left = sorted(set(requested_reloads(location)) - set(tables))
-    if left:
-        _write(location, _RELOADS, {"tables": left})
-    else:
-        _remove(location, _RELOADS)
+    for table in tables:
+        _remove(location, _reload_name(table))
+
+
+def _reload_name(table: str) -> str:
+    return f"{_RELOAD}{hashlib.sha256(table.encode()).hexdigest()[:16]}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +281,8 @@ def barrier(location: Location, barrier_id: str) -> Barrier | None:
 
 
 def barriers(location: Location) -> list[Barrier]:
-    storage = storage_at(location)
-    names = [entry.name.removeprefix("control/") for entry in storage.entries("control")]
-    ids = [name.removeprefix("barrier-").removesuffix(".json") for name in names if name.startswith("barrier-")]
-    found = [barrier(storage, barrier_id) for barrier_id in ids]
+    names = [name for name in _names(location) if name.startswith("barrier-")]
+    found = [barrier(location, name.removeprefix("barrier-").removesuffix(".json")) for name in names]
     return [one for one in found if one is not None]
 
 
@@ -295,6 +296,10 @@ def _barrier_name(barrier_id: str) -> str:
 
 def _write(location: Location, name: str, data: dict[str, Any]) -> None:
     storage_at(location).write(f"control/{name}", json.dumps(data).encode())
+
+
+def _names(location: Location) -> list[str]:
+    return [entry.name.removeprefix("control/") for entry in storage_at(location).entries("control")]
 
 
 def _read(location: Location, name: str) -> dict[str, Any] | None:
