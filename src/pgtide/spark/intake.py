@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from pgtide.config import Config
-from pgtide.errors import LogError, LogRangeError
+from pgtide.errors import LogError, LogRangeError, TableError
 from pgtide.failpoints import reach
 from pgtide.log.control import offered_snapshot
 from pgtide.log.reader import LogReader
@@ -25,6 +25,7 @@ from pgtide.spark.gap import has_gap, loaded_lsn
 from pgtide.spark.joining import TAKEN_OVER, Joining, Load
 from pgtide.spark.mirror_tables import MirrorTables, batch_end, told
 from pgtide.spark.publisher import pause_s
+from pgtide.spark.targets import POINTS, RELATION, points_target
 
 
 class Publish(Protocol):
@@ -48,6 +49,7 @@ class Intake:
     ) -> None:
         self._loads = config.snapshot.initial == "bulk"
         self._log_location = config.log_location
+        self._points_target = points_target(config)
         self._tables = tables
         self._reader = reader
         self._sink = sink
@@ -58,7 +60,8 @@ class Intake:
         self._report = report
 
     def examine(self, table: MirrorTable) -> None:
-        """Has a table loaded that needs it, or whose load was broken off."""
+        """Has a table loaded that needs it, or whose load was broken off; refuses one whose mirror is another's."""
+        self._check_target(table)
         if not self._loads or table.removed or table.error or self._joining.is_loading(table):
             return
         lacking = self._must_be_loaded(table)
@@ -71,6 +74,23 @@ class Intake:
         if lacking is None or not self._tables.is_fenced(table):
             has_rows = lacking is None or (lacking.mark is not None and lacking.mark.offset is not None)
             self._joining.begin(table, beside=has_rows)
+
+    def _check_target(self, table: MirrorTable) -> None:
+        """Of several tables with one mirror table, it is the one's that it says, or the first's."""
+        sharing = self._tables.sharing(table)
+        if table.target == self._points_target:
+            sharing = [POINTS, *sharing]
+        if len(sharing) < 2:
+            return
+        version = self._sink.recorded(table.target)
+        owner = version.properties.get(RELATION) if version else None
+        owner = owner if owner in sharing else sharing[0]
+        if owner != table.name:
+            table.clean_to = max(table.clean_to, self._tables.done)  # it has nothing, and keeps nothing in the log
+            raise TableError(
+                f"{table.name} would be mirrored into {table.target}, which is that of {owner}.",
+                remedy="Leave [mirror] namespace out or give another, or leave one of them out of [source] tables.",
+            )
 
     def _must_be_loaded(self, table: MirrorTable) -> Version | None:
         """The version that lacks something: it has no rows yet, or changes since they were read were not captured."""

@@ -290,8 +290,7 @@ class Mirror:
         self._tables.done = to
 
     def _take_in(self, shapes: dict[int, TableShape]) -> None:
-        for table in self._tables.take_in(shapes, shapes):
-            self._intake.examine(table)
+        self._tables.each(self._tables.take_in(shapes, shapes), self._intake.examine)
 
     def _advance(self, table: MirrorTable, to: int) -> None:
         """Brings one table to `to`; has it loaded if it has nothing, as when it was dropped to be loaded anew."""

@@ -68,7 +68,7 @@ class MirrorTables:
                 continue
             table = MirrorTable(shapes[oid], target_of(self._config, shapes[oid].qualified_name))
             # A table that was dropped and made again has the name of one that is captured no more.
-            others = {oid: old for oid, old in self.by_oid.items() if old.target != table.target}
+            others = {oid: old for oid, old in self.by_oid.items() if old.name != table.name}
             self.by_oid = {**others, oid: table}  # in one go: loads that report go through it in other threads
             unknown.append(table)
         return unknown
@@ -77,6 +77,10 @@ class MirrorTables:
         """A table that was renamed is not: it gets a mirror of its new name, and the old one stays as it was."""
         table = self.by_oid.get(shape.relation_oid)
         return table is not None and table.target == target_of(self._config, shape.qualified_name)
+
+    def sharing(self, table: MirrorTable) -> list[str]:
+        """Names of the captured tables that have this one's mirror table for theirs, itself among them."""
+        return sorted(other.name for other in self if other.target == table.target and not other.removed)
 
     def aside(self, work: Callable[[], Result]) -> Future[Result]:
         """Runs something that is no table's own beside what is done for tables."""

@@ -27,6 +27,7 @@ RELATION, RELATION_OID, ATTNUMS = "pgtide.relation", "pgtide.relation_oid", "pgt
 SOFT_DELETE = "pgtide.soft_delete"
 
 POINTS_NAMESPACE, POINTS_TABLE = "pgtide", "points"
+POINTS = "the points"  # as which they are told apart from tables
 
 # What may be between a mirror column and its attribute, in `pgtide.attnums` under "state"; usually nothing.
 _UNFILLED = "unfilled"  # added, and the rows that were there do not have its default yet
