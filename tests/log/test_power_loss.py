@@ -221,8 +221,9 @@ def run_seed(seed: int, monkeypatch: pytest.MonkeyPatch, *, honest: bool = True)
         History(Path(folder), disk, generator).run()
 
 
-def test_nothing_acknowledged_is_lost_and_no_offset_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(25):
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 60), marks=pytest.mark.heavy)])
+def test_nothing_acknowledged_is_lost_and_no_offset_changes(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in seeds:
         try:
             run_seed(seed, monkeypatch)
         except BaseException as error:

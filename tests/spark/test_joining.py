@@ -128,6 +128,39 @@ def test_a_table_that_is_loaded_anew_is_never_seen_empty_or_half(shop: Shop, mon
 
 
 @pytest.mark.timeout(600)
+def test_a_table_that_is_altered_or_rewritten_while_it_is_loaded_anew_has_all_values(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its old rows follow at their place in the order, and what was read before is read again."""
+    shop.read_in_ranges_of(2 * 8192)
+    monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
+    target, tables = target_of(shop.config, "public.orders"), ("public.customers", "public.orders", "public.empty")
+    with shop.capturing(), shop.mirroring(*tables):
+        before = IcebergSink(shop.spark).recorded(target)
+        held = tmp_path / "held"
+        with armed(f"load.range.appended=hold:{held}"), ExitStack() as ended:
+            ended.callback(held.touch)
+            request_reload(shop.config.log_location, ["public.orders"])
+            wait_for(Path(f"{held}.held").exists, limit_s=60, what="some of the table to be loaded")
+            shop.database.execute(
+                "UPDATE orders SET note = 'before' WHERE id <= 5",
+                "ALTER TABLE orders ADD c int DEFAULT 5, ADD tags text[] DEFAULT '{a,b}'",
+                "UPDATE orders SET note = 'after', c = 6 WHERE id = 10",
+            )
+            equal(shop, lambda: False, *tables)
+            shop.database.execute("ALTER TABLE orders ALTER c TYPE int USING c + id")
+            wait_for(lambda: "public.orders" in shop.mirror_errors(), limit_s=60, what="values that were never sent")
+            assert not shop.is_covered("public.orders")
+        equal(shop, lambda: False, *tables)
+        after = IcebergSink(shop.spark).recorded(target)
+    assert before is not None
+    assert after is not None
+    assert before.mark is not None
+    assert after.mark is not None
+    assert before.mark.load != after.mark.load, "it was not loaded anew"
+
+
+@pytest.mark.timeout(600)
 def test_table_that_is_renamed_gets_a_mirror_of_its_new_name_and_the_old_one_stays(shop: Shop) -> None:
     """With a change of a row after the renaming, and without."""
     with shop.capturing():

@@ -42,6 +42,7 @@ from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 _BRANCH_PREFIX = "pgtide_"
 BESIDE = "pgtide-load"  # the branch of a load that is to replace what main has; `sweep` leaves it alone
 _FORWARD_ATTEMPTS = 5
+_OURS = "pgtide."  # what the names of properties begin with that say what the columns are
 
 # A table that is compacted cannot be written meanwhile, so a go must end within seconds.
 _COMPACT_BYTES = 128 << 20
@@ -124,7 +125,7 @@ class IcebergSink:
 
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
         def write(table: IcebergTable, branch: str) -> None:
-            if _meets_nothing(table, changes):
+            if _meets_nothing(table, branch, changes):
                 self._writer(version, branch, _rows_that_stay(changes), mark).append()
             else:
                 self._merge_into(
@@ -212,7 +213,7 @@ class IcebergSink:
 
     def take_over(self, beside: Version) -> Version:
         table = IcebergTable(self._spark, beside.target)
-        if table.head(BESIDE) != beside.snapshot_id:
+        if _has_moved(table, beside):
             raise Conflict(f"{beside.target}: what was loaded beside it has moved.")
         table.put_in_place(BESIDE)
         table.refresh()
@@ -286,7 +287,7 @@ class IcebergSink:
     def _forward(self, table: IcebergTable, version: Version, branch: str, mark: Mark) -> Version:
         def forward() -> Version:
             table.refresh()
-            if table.head(branch) is None or table.head(_base(version)) != version.snapshot_id:
+            if table.head(branch) is None or _has_moved(table, version):
                 raise Conflict(f"{version.target} has moved during the write.")
             written = _written(table, version, branch, mark)
             table.forward(_base(version), branch)
@@ -340,7 +341,7 @@ def _committed(commit: Callable[[], Version]) -> Version:
 
 def _branch_at(table: IcebergTable, version: Version) -> str:
     """A new branch that stands where the version does; Conflict if the version is no longer the table's."""
-    if table.head(_base(version)) != version.snapshot_id:
+    if _has_moved(table, version):
         raise Conflict(f"{version.target} has moved since its mark was read.")
     branch = _BRANCH_PREFIX + secrets.token_hex(8)
     if version.snapshot_id is None:
@@ -370,14 +371,23 @@ def _written(table: IcebergTable, version: Version, branch: str, mark: Mark) -> 
     )
 
 
-def _meets_nothing(table: IcebergTable, changes: Changes) -> bool:
-    """Whether no row of the table can have a key of these changes: so it is with rows that are new, mostly.
+def _has_moved(table: IcebergTable, version: Version) -> bool:
+    """Whether the table has other rows than the version, or other columns: those are shared with a state beside."""
+    found = table.properties()
+    ours = {name for name in found.keys() | version.properties.keys() if name.startswith(_OURS)}
+    return table.head(_base(version)) != version.snapshot_id or any(
+        found.get(name) != version.properties.get(name) for name in ours
+    )
+
+
+def _meets_nothing(table: IcebergTable, branch: str, changes: Changes) -> bool:
+    """Whether no row of the branch can have a key of these changes: so it is with rows that are new, mostly.
 
     They can then be appended, which spares reading the table, the join, and the shuffle that a merge needs for its
     deletes.
     """
     return not changes.kept and any(
-        not table.may_have(column, bounds.lowest, bounds.highest) for column, bounds in changes.bounds.items()
+        not table.may_have(branch, column, bounds.lowest, bounds.highest) for column, bounds in changes.bounds.items()
     )
 
 

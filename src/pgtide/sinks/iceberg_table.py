@@ -185,17 +185,14 @@ class IcebergTable:
                 raise Conflict(_first_line(error)) from error
             raise
 
-    def may_have(self, column: str, lowest: int | str, highest: int | str) -> bool:
-        """Whether a file of the head may hold a row between these, by the statistics of files alone."""
-        head = self._table.currentSnapshot()
-        if head is None:
-            return False
+    def may_have(self, branch: str, column: str, lowest: int | str, highest: int | str) -> bool:
+        """Whether a file of the branch may hold a row between these, by the statistics of files alone."""
         expressions = self._jvm.org.apache.iceberg.expressions.Expressions
         between = getattr(expressions, "and")(
             expressions.greaterThanOrEqual(column, lowest),
             expressions.lessThanOrEqual(column, highest),
         )
-        files = self._table.newScan().filter(between).planFiles()
+        files = self._table.newScan().useRef(branch).filter(between).planFiles()
         try:
             return bool(files.iterator().hasNext())
         finally:

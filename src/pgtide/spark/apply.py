@@ -60,6 +60,7 @@ class MirrorTable:
     load_failures: int = 0  # not zero: it is tried again
     reload_at_s: float = 0.0
     progress: LoadProgress = field(default_factory=LoadProgress)
+    beside_of: MirrorTable | None = None  # this is what is loaded beside that table
 
     @property
     def name(self) -> str:

@@ -1,13 +1,18 @@
 """Which tables are to be loaded, and how they take their place among those that stream.
 
 `joining` loads them in threads of its own.  Here it is found out what the lake lacks, and between two batches what is
-loaded is taken: it catches up, one batch at a time, and is covered by points from then on.
+loaded is taken: it catches up, one batch at a time, and is covered by points from then on.  What was loaded beside a
+table catches up there, so that for readers time does not go back.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import wait
+from dataclasses import replace
+from enum import Enum, auto
+from functools import partial
 from typing import Protocol
 
 from py4j.protocol import Py4JJavaError
@@ -23,13 +28,21 @@ from pgtide.spark.alterations import Alterations
 from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.gap import has_gap, loaded_lsn
 from pgtide.spark.joining import TAKEN_OVER, Joining, Load
-from pgtide.spark.mirror_tables import MirrorTables, batch_end, told
+from pgtide.spark.mirror_tables import MirrorTables, Stopped, batch_end, told
 from pgtide.spark.publisher import pause_s
-from pgtide.spark.targets import POINTS, RELATION, points_target
+from pgtide.spark.targets import POINTS, RELATION, layout_for, points_target
 
 
 class Publish(Protocol):
     def __call__(self, start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()) -> bool: ...
+
+
+class _Beside(Enum):
+    """What becomes of a state that is loaded."""
+
+    BEHIND = auto()  # there are more changes
+    TAKEN = auto()  # readers see it
+    AGAIN = auto()  # it will not do, and is loaded again
 
 
 class Intake:
@@ -58,11 +71,12 @@ class Intake:
         self._joining = joining
         self._publish = publish
         self._report = report
+        self._beside: list[Load] = []  # loaded beside their tables, and catching up with them
 
     def examine(self, table: MirrorTable) -> None:
         """Has a table loaded that needs it, or whose load was broken off; refuses one whose mirror is another's."""
         self._check_target(table)
-        if not self._loads or table.removed or table.error or self._joining.is_loading(table):
+        if not self._loads or table.removed or table.error or self.is_loading(table):
             return
         lacking = self._must_be_loaded(table)
         is_new = lacking is not None and lacking.snapshot_id is None
@@ -116,9 +130,11 @@ class Intake:
         """
         failed = set()
         for table in tables:
-            if table.joining or table.removed or not self._has_rows(table):
+            if table.joining or table.removed or self.is_loading(table):
                 continue
             try:
+                if not self._has_rows(table):
+                    continue
                 self._joining.begin_beside(table)
             except (Conflict, Py4JJavaError, PySparkException) as error:
                 table.load_error = told(table, error)
@@ -130,20 +146,33 @@ class Intake:
 
     def load_rewritten(self, tables: Iterable[MirrorTable]) -> set[str]:
         """Of these, those whose rows have values in the source that were never sent; see `load_anew`."""
-        return self.load_anew([table for table in tables if self._is_rewritten(table)]) if self._loads else set()
-
-    def _is_rewritten(self, table: MirrorTable) -> bool:
-        version = self._sink.recorded(table.target)
-        return version is not None and self._alterations.is_rewritten(table, version.mark)
+        rewritten, failed = [], set()
+        for table in tables if self._loads else ():
+            try:
+                version = self._sink.recorded(table.target)
+            except (Py4JJavaError, PySparkException):
+                failed.add(table.name)
+                continue
+            if version is not None and self._alterations.is_rewritten(table, version.mark):
+                rewritten.append(table)
+        return failed | self.load_anew(rewritten)
 
     def _has_rows(self, table: MirrorTable) -> bool:
         version = self._sink.recorded(table.target)
         return version is not None and version.mark is not None and version.mark.offset is not None
 
+    def is_loading(self, table: MirrorTable) -> bool:
+        """Whether it is being loaded, or what is loaded has not taken its place yet."""
+        return self._joining.is_loading(table) or any(load.table is table for load in self._beside)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._joining.is_busy or bool(self._beside)
+
     def join_loaded(self) -> None:
         """Tables that were loaded meanwhile go on with the others, when they have caught up with them."""
         self._joining.go(self._tables.stop)
-        loaded = []
+        loaded: list[Load] = []
         for load, error in self._joining.finished(self._tables.done):
             table = load.table
             if isinstance(error, LogError):
@@ -154,15 +183,16 @@ class Intake:
             table.load_error = str(error) if error is not None else ""
             if error is None:
                 table.load_failures = 0
-                loaded.append(load)
+                (self._beside if load.is_beside else loaded).append(load)
             elif table.joining or not load.is_beside:
                 self._tables.park(table, error)
             else:
                 self._put_off_reload(table)
-        self._tables.each([load.table for load in loaded], lambda table: self._take(table, loaded))
+        self._tables.each([load.table for load in loaded], self._take)
+        joined = self._bring_up_beside()
         behind = [table for table in self._tables if table.catching_up]
         self._tables.each(behind, self._catch_up)
-        joined = [table.name for table in behind if not table.catching_up and not table.error]
+        joined += [table.name for table in behind if not table.catching_up and not table.error]
         if joined:
             self._report()
             if self._tables.done == self._reader.end().end_offset:
@@ -170,31 +200,95 @@ class Intake:
         if loaded or behind:
             self._report()
 
-    def _take(self, table: MirrorTable, loaded: list[Load]) -> None:
-        """What was loaded beside a table takes its place, and is brought at once to where the table was."""
-        shadow = next(load.shadow for load in loaded if load.table is table)
-        if shadow is not table:
-            assert shadow.version is not None
-            table.version = self._sink.take_over(shadow.version)
-            reach(TAKEN_OVER)
-            table.shape, table.clean_to = shadow.shape, shadow.clean_to
+    def _take(self, table: MirrorTable) -> None:
+        if self._has_gap(table):
+            self._begin_again(Load(table, table))
+            return
         self._applier.begin(table)
         self._alterations.check(table)
-        while shadow is not table and table.clean_to < self._tables.done:
-            self._apply_some(table)
         table.catching_up = True
 
     def _catch_up(self, table: MirrorTable) -> None:
         """One batch at a time: after a long load there may be many, and the others are not to wait for all of them."""
         if table.clean_to < self._tables.done:
-            self._apply_some(table)
+            self._applier.apply(table, self._next_end(table))
         table.needs_from = table.clean_to
         if table.clean_to >= self._tables.done:
             table.catching_up = table.joining = False
             table.needs_from = None
 
-    def _apply_some(self, table: MirrorTable) -> None:
-        self._applier.apply(table, min(self._tables.done, batch_end(self._applier.reader(), table.clean_to)))
+    def _bring_up_beside(self) -> list[str]:
+        """What was loaded beside tables takes their place when it has caught up with them; names those."""
+        loads = [load for load in self._beside if any(table is load.table for table in self._tables)]
+        work = [self._tables.aside(partial(self._bring_up, load)) for load in loads]
+        wait(work)
+        if self._tables.stop.is_set():
+            raise Stopped
+        self._beside, joined = [], []
+        for load, outcome in zip(loads, work, strict=True):
+            table, error = load.table, outcome.exception()
+            if isinstance(error, Conflict | TableError | Py4JJavaError | PySparkException):
+                table.load_error = told(table, error)
+                self._put_off_reload(table)
+            elif error is not None:
+                raise error
+            elif (state := outcome.result()) is _Beside.BEHIND:
+                self._beside.append(load)
+            elif state is _Beside.TAKEN:
+                joined.append(table.name)
+        return joined
+
+    def _bring_up(self, load: Load) -> _Beside:
+        """One batch of changes, unseen by readers; when there are no more, it takes over.
+
+        The state beside has the columns of the table: when they were altered since it was loaded, its rows lack
+        something, and changes from before that no longer fit.
+        """
+        table, shadow = load.table, load.shadow
+        assert shadow.version is not None
+        if self._alterations.is_rewritten(shadow, shadow.mark) or self._has_gap(shadow) or not self._fits(shadow):
+            self._begin_again(load)
+            return _Beside.AGAIN
+        if shadow.clean_to < self._tables.done:
+            try:
+                self._joining.apply_beside(shadow, self._next_end(shadow))
+            except LogRangeError:
+                self._begin_again(load)
+                return _Beside.AGAIN
+            table.needs_from = shadow.clean_to
+            if shadow.clean_to < self._tables.done:
+                return _Beside.BEHIND
+        table.version = self._sink.take_over(shadow.version)
+        reach(TAKEN_OVER)
+        table.shape, table.clean_to, table.needs_from = shadow.shape, shadow.clean_to, None
+        table.joining, table.error, table.failures = False, "", 0
+        return _Beside.TAKEN
+
+    def _begin_again(self, load: Load) -> None:
+        self._joining.discard(load)
+        if not self._tables.is_fenced(load.table):  # else it begins when the fence is passed
+            self._joining.begin(load.table, beside=load.is_beside)
+
+    def _has_gap(self, table: MirrorTable) -> bool:
+        """Whether it has been away since it was loaded."""
+        history = self._tables.histories.get(table.shape.relation_oid)
+        return table.mark is not None and has_gap(table.mark, history, self._reader.identity.start_lsn)
+
+    def _fits(self, shadow: MirrorTable) -> bool:
+        """Whether the table has exactly the columns with which what is beside it was loaded."""
+        version, mark = shadow.version, shadow.mark
+        assert version is not None
+        assert mark is not None
+        shapes = self._applier.reader().shapes_of(shadow.shape.relation_oid)
+        shape = {one.fingerprint: one for one in shapes}.get(mark.shape, shadow.shape)
+        now = self._sink.recorded(shadow.target)
+        if now is None or shape.fingerprint != mark.shape:
+            return False
+        wanted = layout_for(shape, replace(version, properties=now.properties))
+        return wanted.properties.items() <= now.properties.items()
+
+    def _next_end(self, table: MirrorTable) -> int:
+        return min(self._tables.done, batch_end(self._applier.reader(), table.clean_to))
 
     def _put_off_reload(self, table: MirrorTable) -> None:
         """Its old rows are kept up to date meanwhile, and what is loaded beside them stays."""
@@ -205,7 +299,7 @@ class Intake:
         now_s = time.monotonic()
         due = [table for table in self._tables if table.load_failures and not table.error]
         due = [table for table in due if now_s >= table.reload_at_s]
-        self._tables.each([table for table in due if not self._joining.is_loading(table)], self.examine)
+        self._tables.each([table for table in due if not self.is_loading(table)], self.examine)
         for table in due:
-            if not self._joining.is_loading(table):
-                table.load_failures = 0  # nothing is beside it any more
+            if not self.is_loading(table):
+                table.load_failures, table.needs_from = 0, None  # nothing is beside it any more

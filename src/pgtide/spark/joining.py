@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
@@ -29,7 +29,7 @@ from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.load import Loader
 
 BESIDE_BEGUN = declare("load.beside.begun", "a table that is loaded anew has an empty state beside its rows")
-TAKEN_OVER = declare("load.taken_over", "a table that was loaded anew shows its new rows, and has not caught up yet")
+TAKEN_OVER = declare("load.taken_over", "a table that was loaded anew shows its new rows, and no point says so yet")
 
 _LOOK_S = 0.1
 _NOT_MUCH_LONGER = 0.5
@@ -50,9 +50,11 @@ class Joining:
     def __init__(
         self, spark: SparkSession, config: Config, applier: Applier, sink: Sink, report: Callable[[], None]
     ) -> None:
-        self._loader = Loader(spark, config, applier, sink)
+        unloaded: set[str] = set()
+        self._loader = Loader(spark, config, applier, sink, unloaded)
         self._beside_sink = _BesideSink(spark, applier)
-        self._loader_beside = Loader(spark, config, applier, self._beside_sink)
+        self._loader_beside = Loader(spark, config, applier, self._beside_sink, unloaded)
+        self._applier_beside = Applier(spark, self._beside_sink, config.log_location, config.mirror, loads=True)
         self._sink = sink
         self._report = report
         self._waiting: deque[Load] = deque()
@@ -62,13 +64,13 @@ class Joining:
         self._began_s = 0.0
         self._changed = threading.Condition()
 
-    def wait_for_first(self, stop: threading.Event) -> None:
-        """Until a table is loaded, or none will be: nothing streams before that, so nothing is to be done before.
+    def wait_for_first(self, stop: threading.Event, is_due: Callable[[], bool]) -> None:
+        """Until a table is loaded, or none will be, or something else is due: nothing streams before that.
 
         Those that take not much longer than the first are waited for: starting to stream would slow them down.
         """
         limit_s: float | None = None
-        while not stop.is_set() and (limit_s is None or time.monotonic() < limit_s):
+        while not stop.is_set() and not is_due() and (limit_s is None or time.monotonic() < limit_s):
             with self._changed:
                 if not (self._waiting or self._loading):
                     return
@@ -94,7 +96,9 @@ class Joining:
         """Has the table loaded, unless it is: together with others that are begun before the next `go`."""
         if self.is_loading(table):
             return
-        shadow = MirrorTable(table.shape, table.target, progress=table.progress) if beside else table
+        shadow = table
+        if beside:
+            shadow = MirrorTable(table.shape, table.target, progress=table.progress, beside_of=table)
         with self._changed:
             self._waiting.append(Load(table, shadow))
 
@@ -112,6 +116,17 @@ class Joining:
             for one in ready:
                 self._over.remove(one)
         return ready
+
+    def apply_beside(self, shadow: MirrorTable, to: int) -> None:
+        """Brings what is loaded beside a table on to this offset, unseen by readers."""
+        self._applier_beside.begin(shadow)
+        self._applier_beside.apply(shadow, to)
+
+    def discard(self, load: Load) -> None:
+        """What is loaded beside a table will not do: its next load reads all of it."""
+        version = load.shadow.version
+        if load.is_beside and version is not None and version.mark is not None:
+            self._beside_sink.replace(version, None, replace(version.mark, offset=None, load=_ANEW))
 
     def begin_beside(self, table: MirrorTable) -> None:
         """Makes it known in the lake itself that it is to be loaded anew, whatever becomes of this process."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
@@ -46,11 +47,12 @@ LOADED = declare("load.finished", "all tables are loaded, the snapshot is still 
 
 
 class Loader:
-    def __init__(self, spark: SparkSession, config: Config, applier: Applier, sink: Sink) -> None:
+    def __init__(self, spark: SparkSession, config: Config, applier: Applier, sink: Sink, unloaded: set[str]) -> None:
+        """`unloaded`: tables that failed half-way, and will come again: the snapshot is kept for them."""
         self._means = Means(spark, config, applier, sink, ConnectionLimit(config.snapshot.connections))
         self._log_location = config.log_location
         self._one_load = threading.Lock()  # one snapshot is offered at a time
-        self._unloaded: set[str] = set()  # tables that failed, and will come again: the snapshot is kept for them
+        self._unloaded = unloaded
 
     def load(
         self,
@@ -81,7 +83,10 @@ class Loader:
         report: Callable[[], None],
         loaded: Callable[[MirrorTable], None],
     ) -> set[str]:
-        """Round by round, each under a pair of its own, until all are loaded or get no further; names those."""
+        """Round by round, each under a pair of its own, until all are loaded or get no further.
+
+        Names those that have failed and could go on under the same pair.
+        """
         left = list(tables)
         failed: set[str] = set()
         refused: SnapshotOffer | None = None
@@ -92,14 +97,13 @@ class Loader:
                 break
             before = {table.name: loaded_ranges(table.version) for table in left}
             outcome, refused = self._round(left, pair, stop, report, loaded), pair.offer
-            failed |= {table.name for table in outcome.failed}
+            failed |= {table.name for table in outcome.failed if loaded_ranges(table.version)}
             for table in outcome.again:
                 # Without a key everything is read again: getting further than before means nothing.
                 further = table.shape.key_columns and missing(loaded_ranges(table.version), before[table.name])
                 idle_rounds[table.name] = 0 if further else idle_rounds[table.name] + 1
                 if idle_rounds[table.name] == _ROUNDS_MAX:
                     table.error = f"{table.name} could not be loaded in {_ROUNDS_MAX} attempts.\n{table.error}"
-                    failed.add(table.name)
             left = [table for table in outcome.again if idle_rounds[table.name] < _ROUNDS_MAX]
         return failed
 
@@ -135,6 +139,7 @@ class Loader:
         """Loads tables at the same time.  One that fails is tried again for as long as others are being read."""
         config, outcome, known = self._means.config, _Outcome(), histories(self._log_location)
         paused: dict[str, tuple[float, MirrorTable]] = {}
+        fatal: BaseException | None = None
 
         def one(table: MirrorTable) -> None:
             if not stop.is_set():
@@ -148,9 +153,10 @@ class Loader:
             running = {pool.submit(one, table): table for table in tables}
             while running:
                 for future in wait(running, _LOOK_S, FIRST_COMPLETED).done:
-                    table, error = running.pop(future), future.exception()
-                    if stop.is_set():
+                    table = running.pop(future)
+                    if stop.is_set() or future.cancelled():
                         continue
+                    error = future.exception()
                     if error is None:
                         table.error = ""
                         loaded(table)
@@ -158,13 +164,20 @@ class Loader:
                         table.error = _told_again(table, error, config.snapshot.max_age_minutes)
                         outcome.again.append(table)
                     elif isinstance(error, LogError) or not isinstance(error, Exception):
-                        raise error
+                        # Nobody can go on; those that are being read end by themselves, with this or with all rows.
+                        fatal = fatal or error
+                        for waiting in running:
+                            waiting.cancel()
                     else:
                         table.error = _told(table, error)
                         paused[table.name] = time.monotonic() + _RETRY_S, table
-                report()
-                due = [name for name, (at_s, _) in paused.items() if running and time.monotonic() >= at_s]
+                with suppress(OSError):  # the next report will do
+                    report()
+                now_s = time.monotonic()
+                due = [name for name, (at_s, _) in paused.items() if running and now_s >= at_s and fatal is None]
                 running |= {pool.submit(one, paused[name][1]): paused.pop(name)[1] for name in due}
+        if fatal is not None:
+            raise fatal
         outcome.failed.extend(table for _, table in paused.values())
         return outcome
 

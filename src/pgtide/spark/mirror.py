@@ -139,9 +139,9 @@ class Mirror:
             self._joining.release(stop)
         if all(table.joining for table in tables):
             self._report()  # what is published is found out later: no point covers a table now
-            self._joining.wait_for_first(stop)
+            self._joining.wait_for_first(stop, self._tables_have_changed)
         else:
-            self._points.open()
+            self._publisher.open()
         if stop.is_set():
             raise Stopped
         self._alterations.look(self._reader, 0)
@@ -154,6 +154,9 @@ class Mirror:
             renewed = [table.name for table in tables]
             self._publish(self._reader.first_offset(), self._tables.done, renewed=renewed)
         self._report()
+
+    def _tables_have_changed(self) -> bool:
+        return histories(self._log_location) != self._tables.histories
 
     def _look_for_tables(self) -> None:
         """Tables that are captured since the last look, or no more, or are to be loaded anew."""
@@ -242,7 +245,7 @@ class Mirror:
                     self._retry_point()
                     self._follow_alterations()
                     self._meet_barriers()
-                    goes_on = self._keep_up() or self._joining.is_busy or bool(self._publisher.error)
+                    goes_on = self._keep_up() or self._intake.is_busy or bool(self._publisher.error)
                     goes_on = goes_on or any(map(_is_joining, self._tables))
                     if until_offset is not None and self._tables.done >= until_offset and not goes_on:
                         return
@@ -258,22 +261,32 @@ class Mirror:
         try:
             with self._batch:
                 while self._failure is None and self._reader.end().end_offset > self._tables.done:
-                    if self._tables.done < self._reader.first_offset():  # the log may not be larger than so much
-                        self._go_to_first_needed([table for table in self._tables if is_streaming(table)])
-                        continue
-                    to = self._up_to_barrier(batch_end(self._reader, self._tables.done))
-                    with self._applier.timings.of(BATCH):
-                        self._run_batch(to)
-                    self._look_for_tables()
-                    self._intake.join_loaded()
-                    self._report()
-                    self._meet_barriers()
-                    self._keep_up()
+                    try:
+                        self._next_batch()
+                    except LogRangeError:
+                        if self._tables.done >= self._reader.first_offset():
+                            raise
         except Stopped:
             pass
         except Exception as error:  # noqa: BLE001 - raised by `_watch`
             if not self._tables.stop.is_set():
                 self._failure = error
+
+    def _next_batch(self) -> None:
+        if self._tables.done < self._reader.first_offset():
+            # The log may not be larger than so much, and we are so far behind.
+            self._go_to_first_needed([table for table in self._tables if is_streaming(table)])
+            if self._tables.done == self._reader.end().end_offset:
+                self._publish(self._reader.first_offset(), self._tables.done)
+        else:
+            to = self._up_to_barrier(batch_end(self._reader, self._tables.done))
+            with self._applier.timings.of(BATCH):
+                self._run_batch(to)
+            self._look_for_tables()
+            self._intake.join_loaded()
+        self._report()
+        self._meet_barriers()
+        self._keep_up()
 
     def _run_batch(self, to: int) -> None:
         latest = {piece.relation_oid: piece.entry.fingerprint for piece in self._reader.plan(self._tables.done, to)}
@@ -302,7 +315,7 @@ class Mirror:
             self._alterations.follow(table, to)
 
     def _publish(self, start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()) -> bool:
-        published = self._publisher.publish(self._tables, start, to, at_lsn, renewed)
+        published = self._publisher.publish(list(self._tables), start, to, at_lsn, renewed)
         if self._tables.stop.is_set():
             raise Stopped
         return published
@@ -327,7 +340,7 @@ class Mirror:
         """Tables that were altered without a change of a row."""
         due, lsn = self._alterations.look(self._reader, self._tables.done)
         # Those that are being loaded are looked at when they have joined.
-        due -= {oid for oid, table in self._tables.by_oid.items() if table.joining or self._joining.is_loading(table)}
+        due -= {oid for oid, table in self._tables.by_oid.items() if table.joining}
         if due:
             shapes = self._alterations.shapes(due, self._tables.done)
             self._take_in({oid: shape for oid, shape in shapes.items() if oid in self._tables.by_oid})

@@ -110,7 +110,9 @@ class MirrorTables:
 
     def park(self, table: MirrorTable, error: Exception) -> None:
         table.error = told(table, error)
-        table.version = table.needs_from = None
+        table.version = None
+        if table.joining:  # what is loaded beside a table still needs its changes
+            table.needs_from = None
         table.joining = table.catching_up = False
         table.failures += 1
         table.retry_at_s = time.monotonic() + pause_s(table.failures)

@@ -37,6 +37,8 @@ SCHEMA = StructType(
     ]
 )
 
+_OPEN_ATTEMPTS = 10
+
 POINT_READY = declare("mirror.point.ready", "all tables of a batch are written, their point is not")
 POINT_PUBLISHED = declare("mirror.point.published", "a point is published, the batch not yet over")
 POINTS_PRUNED = declare("mirror.points.pruned", "old points are gone, the versions they named are still there")
@@ -82,9 +84,15 @@ class Points:
         """Finds out what is published, so that `last` is known before anything is written."""
         if self._is_open:
             return
-        version = self._sink.recorded(self.target)
-        if version is not None:
-            self._sink.evolve(self._loaded(version), SCHEMA, {})
+        for left in reversed(range(_OPEN_ATTEMPTS)):
+            version = self._sink.recorded(self.target)
+            try:
+                if version is not None:
+                    self._sink.evolve(self._loaded(version), SCHEMA, {})
+                break
+            except Conflict:  # the mirror of another log has published a point
+                if not left:
+                    raise
         self._is_open = True
 
     def publish(self, moment: Moment, tables: Mapping[str, Coverage], renewed: Collection[str] = ()) -> bool:

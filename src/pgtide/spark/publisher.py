@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from py4j.protocol import Py4JJavaError
@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 
 from pgtide.change import TRANSACTIONS
 from pgtide.log.reader import LogReader
+from pgtide.sinks import Conflict
 from pgtide.spark.apply import MirrorTable
 from pgtide.spark.points import Coverage, Moment, Points
 from pgtide.spark.timings import POINT, Timings
@@ -34,20 +35,31 @@ class Publisher:
         return bool(self.error) and time.monotonic() >= self._retry_at_s
 
     def publish(
-        self, tables: Iterable[MirrorTable], start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()
+        self, tables: Collection[MirrorTable], start: int, to: int, at_lsn: int = 0, renewed: Collection[str] = ()
     ) -> bool:
         """Publishes the point at `to`, under the LSN of its last commit or a later one that is asked for."""
+        return self._tried(lambda: self._publish(tables, start, to, at_lsn, renewed))
+
+    def open(self) -> None:
+        """Finds out what is published."""
+        self._tried(lambda: True)
+
+    def _tried(self, work: Callable[[], bool]) -> bool:
+        """If the lake cannot be written, tables are parked, and so is the point."""
         try:
-            return self._publish(list(tables), start, to, at_lsn, renewed)
-        except (Py4JJavaError, PySparkException) as error:
-            # The lake cannot be written: tables are parked for that, and so is the point.
+            self._points.open()
+            done = work()
+        except (Conflict, Py4JJavaError, PySparkException) as error:
             self._failures += 1
             self._retry_at_s = time.monotonic() + pause_s(self._failures)
             self.error = first_line(error)
             return False
+        self._failures, self.error = 0, ""
+        return done
 
-    def _publish(self, tables: list[MirrorTable], start: int, to: int, at_lsn: int, renewed: Collection[str]) -> bool:
-        self._points.open()
+    def _publish(
+        self, tables: Collection[MirrorTable], start: int, to: int, at_lsn: int, renewed: Collection[str]
+    ) -> bool:
         streaming = [table for table in tables if not table.joining and not table.removed]
         if any((mark := table.mark) is not None and (mark.offset or 0) > to for table in streaming):
             return False  # a table is ahead of this batch: there is no version of it to name
@@ -57,11 +69,8 @@ class Publisher:
         moment = self._moment(start, to)
         if moment is None:
             return False
-        moment = replace(moment, lsn=max(moment.lsn, at_lsn))
         with self._timings.of(POINT):
-            published = self._points.publish(moment, coverage, renewed)
-        self._failures, self.error = 0, ""
-        return published
+            return self._points.publish(replace(moment, lsn=max(moment.lsn, at_lsn)), coverage, renewed)
 
     def _moment(self, start: int, to: int) -> Moment | None:
         """None: retention has already taken the transaction that ends here, so that its LSN is not known."""

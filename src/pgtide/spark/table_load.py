@@ -23,7 +23,7 @@ from pgtide.replication.publication import publication_names
 from pgtide.replication.server import OtherServerError, Server
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
-from pgtide.snapshot.copy_range import Cancelled, Locked, ReadLimits, Rewritten, SnapshotGone, StartAgain
+from pgtide.snapshot.copy_range import Altered, Cancelled, Locked, ReadLimits, Rewritten, SnapshotGone, StartAgain
 from pgtide.snapshot.ctid_ranges import CtidRange, missing, parse_range, together
 from pgtide.snapshot.lock_watch import LockWatch
 from pgtide.snapshot.table_ranges import cut, file_blocks, partition_files, table_bytes
@@ -31,6 +31,7 @@ from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.connection_limit import ConnectionLimit
 from pgtide.spark.gap import has_gap
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
+from pgtide.spark.publisher import is_streaming
 from pgtide.spark.range_files import files_by_executors
 from pgtide.spark.rows import frame_of
 from pgtide.spark.source_rows import errors_of_workers, rows_by_executors, rows_here, source_table
@@ -122,6 +123,9 @@ class TableLoad:
         layout = layout_for(source.shape, version)
         version = version or self._sink.create(table.target, layout.columns, layout.properties)
         if not layout.properties.items() <= version.properties.items():
+            if table.beside_of is not None and is_streaming(table.beside_of):
+                # Columns are shared: the table itself must alter them, at the place of the alteration in its changes.
+                raise Altered(f"{table.name} was altered.", remedy="It is loaded when its mirror has followed that.")
             version = self._sink.evolve(version, layout.columns, layout.properties, layout.alterations)
         source = replace(source, columns=layout.columns)
         table.version = self._begun(source, version)
@@ -204,8 +208,11 @@ class TableLoad:
             raise StartAgain(f"{name}: it is not known what is loaded")
         before = parse_lsn((version.mark.load or "").rpartition("@")[2])
         reader = means.applier.reader()
-        slices = changes_between(reader, source.shape, before, self._pair.offer.lsn)
-        keys = changed_keys(means.spark, reader, means.config.log_location, source.shape, slices)
+        try:
+            slices = changes_between(reader, source.shape, before, self._pair.offer.lsn)
+            keys = changed_keys(means.spark, reader, means.config.log_location, source.shape, slices)
+        except LogRangeError as error:
+            raise StartAgain(f"{name}: {error.what}") from error
         mark = replace(loading, ranges=tuple(part.name for part in loaded))
         with means.connections.take(means.config.snapshot.connections) as count, errors_of_workers(name):
             keyed = KeyReader(means.spark, means.config, source, loaded, count)
