@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
 from pgtide.spark.fold import Folded, fold
-from tests.spark.logs import TEXT, Change, Row, delete, insert, model, offset_rows, table_shape, truncate, update
+from pgtide.types import PgType
+from tests.spark.logs import INT4, TEXT, Change, Row, delete, insert, model, offset_rows, table_shape, truncate, update
 
 ORDERS = table_shape()
+HSTORE = PgType(16387, "hstore")
 
 
 def folded(*changes: Change, shape: TableShape = ORDERS) -> Folded:
@@ -57,6 +62,87 @@ def test_a_column_that_nobody_knows_is_refused_and_not_left_out() -> None:
         insert(untold, id=1, region="n", amount=1, then="gone"), shape=replace(ORDERS, columns=tuple(others))
     )
     assert result.rows.column_names == ["c1", "c2", "c3"]
+
+
+def with_text(rows: pa.RecordBatch, name: str, *texts: str | None) -> pa.RecordBatch:
+    """Beside a null, what a storage type could not hold."""
+    return rows.append_column(name, pa.array(texts, pa.string()))
+
+
+@pytest.mark.parametrize("text", ["infinity", "-infinity", "0044-03-15 BC", "NaN"])
+def test_row_that_leaves_a_key_that_the_lake_cannot_hold_is_refused(text: str) -> None:
+    shape = table_shape(key=("id", "region"))
+    change = update(shape, old_key={"id": 1, "region": None}, id=1, region="now")
+    rows = with_text(offset_rows(shape, [change]), "_old._text.c2", text)
+    with pytest.raises(TableError, match=r"public\.orders\.region: a key has a value") as refused:
+        fold(shape, [(shape, rows)])
+    assert "pgtide snapshot start public.orders --type bulk" in refused.value.remedy
+
+
+def test_a_value_that_the_lake_cannot_hold_is_refused_in_keys_only_and_not_before_a_truncate() -> None:
+    shape = table_shape(key=("id",))
+    rows = with_text(offset_rows(shape, [insert(shape, id=1, region=None)]), "_text.c2", "infinity")
+    assert fold(shape, [(shape, rows)]).rows.column("_text.c2").to_pylist() == ["infinity"]
+    wider = table_shape(key=("id", "region"))
+    with pytest.raises(TableError, match="a key has a value"):
+        fold(wider, [(wider, rows)])
+    after = offset_rows(wider, [truncate(wider), insert(wider, id=2, region="n")])
+    assert fold(wider, [(wider, rows), (wider, after)]).rows.column("c1").to_pylist() == [2]
+
+
+SPAN = PgType(3904, "int4range", "range", element=INT4)
+PLACE = PgType(16500, "place", "composite", fields=(("town", TEXT), ("since", PgType(1082, "date"))))
+NUMBERS = PgType(1007, "_int4", "array", element=INT4)
+
+
+def span(lower: int | None, upper: int | None) -> dict[str, Any]:
+    return {"lower": lower, "upper": upper, "lower_inclusive": True, "upper_inclusive": False, "empty": False}
+
+
+@pytest.mark.parametrize(
+    ("of", "one", "other", "third"),
+    [
+        (SPAN, span(1, 5), span(1, None), span(None, None)),
+        (PLACE, {"town": "a", "since": date(2024, 2, 29)}, {"town": "a", "since": None}, {"town": None, "since": None}),
+        (NUMBERS, [1, 2], [1, None], []),
+    ],
+)
+def test_keys_of_nested_types_are_told_apart_and_followed_when_they_change(
+    of: PgType, one: Any, other: Any, third: Any
+) -> None:
+    columns = (Column(1, "id", INT4, key=True), Column(2, "part", of, key=True), Column(3, "body", TEXT))
+    shape = TableShape(16384, "public", "parts", "d", columns)
+    result = folded(
+        insert(shape, id=1, part=one, body="first"),
+        insert(shape, id=1, part=other, body="second"),
+        update(shape, id=1, part=one, body="later"),
+        update(shape, old_key={"id": 1, "part": other}, unchanged=["body"], id=1, part=third),
+        update(shape, old_key={"id": 2, "part": one}, unchanged=["body"], id=2, part=other),
+        shape=shape,
+    )
+    rows = [(row["c1"], row["c2"], row["c3"]) for row in result.rows.to_pylist()]
+    found = {
+        (id, repr(part)): None if gone else body
+        for (id, part, body), gone in zip(rows, result.deleted.tolist(), strict=True)
+    }
+    assert len(found) == len(rows), "two rows for one key"
+    assert found == {
+        (1, repr(one)): "later",
+        (1, repr(other)): None,
+        (1, repr(third)): "second",
+        (2, repr(one)): None,
+        (2, repr(other)): None,  # the target has it, under the key it had
+    }
+    assert result.origins is not None
+    kept = np.flatnonzero(result.kept["c3"])
+    assert result.origins.take(kept).to_pylist() == [{"c1": 2, "c2": one}]
+
+
+@pytest.mark.parametrize("of", [HSTORE, PgType(16501, "_hstore", "array", element=HSTORE)])
+def test_keys_that_spark_cannot_compare_are_refused(of: PgType) -> None:
+    shape = TableShape(16384, "public", "tagged", "d", (Column(1, "tags", of, key=True), Column(2, "body", TEXT)))
+    with pytest.raises(TableError, match=r"public\.tagged\.tags: Spark cannot compare keys of type _?hstore"):
+        folded(insert(shape, body="x"), shape=shape)
 
 
 def test_last_change_of_a_key_wins() -> None:

@@ -40,7 +40,7 @@ def answered(
     names = [column.name for column in source.shape.key_columns]
     found: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     for row in rows:
-        key = tuple(tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names)
+        key = tuple(repr(row[name]) if isinstance(row[name], list | dict) else row[name] for name in names)
         assert key not in found, "answered twice"
         deleted = row.pop(DELETE)
         found[key] = None if deleted else row
@@ -66,12 +66,16 @@ def answered(
         ("positive", "3", "4"),
         ("inet", "10.0.0.1", "10.0.0.2"),
         ("int4[]", "{1,2}", "{1,3}"),
+        ("int4range", "[1,)", "[1,3)"),
+        ("tstzrange", '["2024-02-29 12:00:00+00",)', "empty"),
+        ("place", "(here,2024-02-29)", "(here,)"),
     ],
 )
 def test_keys_of_any_type_are_found(database: Database, type_name: str, there: str, absent: str) -> None:
     database.execute(
         "CREATE TYPE mood AS ENUM ('sad', 'happy')",
         "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
+        "CREATE TYPE place AS (town text, since date)",
         f"CREATE TABLE t (k {type_name} PRIMARY KEY, v text)",
     )
     with database.connect() as connection:

@@ -31,6 +31,7 @@ from pgtide.spark.fold import fold
 from pgtide.spark.folded_rows import folded_schema, key_bounds, lake_rows
 from pgtide.spark.parts import Part, fitting, has_untold, parts_by_shape
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, frame_of
+from pgtide.spark.source_rows import errors_of_workers
 from pgtide.spark.targets import SOFT_DELETE, Layout, layout_for
 from pgtide.spark.timings import READ, WRITE, Timings
 from pgtide.spark.wide_fold import WideFold
@@ -174,7 +175,8 @@ class Applier:
             return
         slices = self.reader().plan(table.clean_to, to, table.shape.relation_oid)
         for part in parts_by_shape(slices, to):
-            version = table.version = self._write(table, version, part)
+            with errors_of_workers(table.name):
+                version = table.version = self._write(table, version, part)
             table.clean_to = part.end
         table.clean_to = to
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pgtide.change import OldImage, Op
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
+from pgtide.spark.keys import check_keys, comparable
 from pgtide.spark.missing import stored_missing
 from pgtide.types import storage_type
 
@@ -109,14 +110,15 @@ class _Events:
 
 
 def together(shape: TableShape, pieces: Iterable[tuple[TableShape, pa.RecordBatch]]) -> pa.Table:
-    """One table: `_op`, `_old`, c<n>, _text.c<n>, the old key, and as `_u.c<n>` whether a value is unchanged.
+    """One table: `_op`, `_old`, c<n>, _text.c<n>, both of the old key, and as `_u.c<n>` whether a value is unchanged.
 
     Columns have the types of `shape`.  One that a piece did not have yet has there what it left rows from before with.
     """
     tables = []
     names = [column.storage_name for column in shape.columns]
     wanted = {"_op", "_old", *names, *(f"_text.{name}" for name in names)}
-    wanted.update(f"_old.{column.storage_name}" for column in shape.key_columns)
+    for column in shape.key_columns:
+        wanted |= {f"_old.{column.storage_name}", f"_old._text.{column.storage_name}"}
     for piece_shape, rows in pieces:
         _check_told(shape, piece_shape)
         arrays = {name: rows.column(name) for name in rows.schema.names if name in wanted}
@@ -168,17 +170,6 @@ def _added(table: pa.Table) -> pa.Table:
     return table.select([name for name in table.column_names if name.startswith(("c", "_text."))])
 
 
-def check_keys(shape: TableShape, table: pa.Table) -> None:
-    """Rows are found again by the mapped key: one that its type cannot hold would be found as null, or not at all."""
-    for column in shape.key_columns:
-        text = f"_text.{column.storage_name}"
-        if text in table.column_names and table.column(text).null_count < table.num_rows:
-            raise TableError(
-                f"{shape.qualified_name}.{column.name}: a key has a value that the lake's type cannot hold.",
-                remedy="Correct the row in the source, or choose another key (REPLICA IDENTITY USING INDEX).",
-            )
-
-
 def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
     return np.asarray(table.column(name).to_numpy(), np.int64)
 
@@ -214,7 +205,8 @@ def moved_rows(table: pa.Table, ops: npt.NDArray[np.int64], key_names: Sequence[
     old = np.asarray(table.column("_old").fill_null(OldImage.NONE).to_numpy(), np.int64)
     differs = np.zeros(table.num_rows, np.bool_)
     for name in key_names:
-        unequal = pc.not_equal(table.column(name), table.column(f"_old.{name}")).fill_null(False)
+        new, before = comparable(table.column(name)), comparable(table.column(f"_old.{name}"))
+        unequal = pc.not_equal(new, before).fill_null(False)
         differs |= np.asarray(unequal.to_numpy(), np.bool_)
     moved: Flags = (ops == Op.UPDATE) & (old != OldImage.NONE) & differs
     return moved
@@ -225,7 +217,7 @@ def _number_keys(new: pa.Table, old: pa.Table | None) -> tuple[Indexes, pa.Table
     keys = new if old is None else pa.concat_tables([new, old])
     numbers = np.zeros(keys.num_rows, np.int64)
     for column in keys.columns:
-        coded = column.combine_chunks().dictionary_encode()
+        coded = comparable(column).combine_chunks().dictionary_encode()
         if isinstance(coded, pa.ChunkedArray):
             coded = coded.combine_chunks() if coded.num_chunks else pa.array([], coded.type)
         codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)

@@ -36,6 +36,7 @@ from pgtide.snapshot.ctid_ranges import missing
 from pgtide.snapshot.lock_watch import LockWatch
 from pgtide.spark.apply import JOB_TAG, Applier, MirrorTable
 from pgtide.spark.connection_limit import ConnectionLimit
+from pgtide.spark.keys import UnusableKey
 from pgtide.spark.table_load import Means, Pair, TableLoad, loaded_ranges
 
 _ROUNDS_MAX = 5  # in which a table gets no further
@@ -53,6 +54,7 @@ class Loader:
         self._log_location = config.log_location
         self._one_load = threading.Lock()  # one snapshot is offered at a time
         self._unloaded = unloaded
+        self._refused: SnapshotOffer | None = None  # a table has keys in it that must first be mended in the source
 
     def load(
         self,
@@ -89,7 +91,7 @@ class Loader:
         """
         left = list(tables)
         failed: set[str] = set()
-        refused: SnapshotOffer | None = None
+        refused = self._refused
         idle_rounds = dict.fromkeys((table.name for table in tables), 0)
         while left:
             pair = self._pair(left, refused, stop)
@@ -98,6 +100,8 @@ class Loader:
             before = {table.name: loaded_ranges(table.version) for table in left}
             outcome, refused = self._round(left, pair, stop, report, loaded), pair.offer
             failed |= {table.name for table in outcome.failed if loaded_ranges(table.version)}
+            if outcome.unusable:
+                self._refused = pair.offer
             for table in outcome.again:
                 # Without a key everything is read again: getting further than before means nothing.
                 further = table.shape.key_columns and missing(loaded_ranges(table.version), before[table.name])
@@ -163,6 +167,9 @@ class Loader:
                     elif isinstance(error, SnapshotGone | Rewritten | Altered):
                         table.error = _told_again(table, error, config.snapshot.max_age_minutes)
                         outcome.again.append(table)
+                    elif isinstance(error, UnusableKey):
+                        table.error = str(error)
+                        outcome.unusable.append(table)
                     elif isinstance(error, LogError) or not isinstance(error, Exception):
                         # Nobody can go on; those that are being read end by themselves, with this or with all rows.
                         fatal = fatal or error
@@ -186,6 +193,7 @@ class Loader:
 class _Outcome:
     again: list[MirrorTable] = field(default_factory=list)  # need another snapshot
     failed: list[MirrorTable] = field(default_factory=list)
+    unusable: list[MirrorTable] = field(default_factory=list)  # only a later snapshot can have them otherwise
 
 
 def _told_again(table: MirrorTable, error: PgtideError, max_age_minutes: float) -> str:

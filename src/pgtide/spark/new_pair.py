@@ -30,8 +30,9 @@ from pgtide.snapshot.copy_range import Rewritten, StartAgain, check_files, under
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.snapshot.table_ranges import leaves
 from pgtide.spark.apply import DRIVER_BYTES, DRIVER_ROWS
-from pgtide.spark.fold import check_keys, moved_rows, together
+from pgtide.spark.fold import moved_rows, together
 from pgtide.spark.keyed_rows import KeyedTable, key_types, read_keys
+from pgtide.spark.keys import UnusableKey, check_keys
 from pgtide.spark.rows import arrow_schema, frame_of
 from pgtide.spark.source import runs_of_slices, worker_reader
 from pgtide.spark.source_table import SourceReference, SourceTable
@@ -83,7 +84,11 @@ def distinct_keys(shape: TableShape, pieces: Iterable[LogRows]) -> pa.Table:
         ops = np.asarray(table.column("_op").to_numpy(), np.int64)
         if (ops == Op.TRUNCATE).any():
             raise StartAgain(f"{shape.qualified_name} was truncated")
-        check_keys(shape, table)
+        try:
+            check_keys(shape, table)
+        except UnusableKey as error:
+            # It may have gone since, and nothing loaded has it: a load refuses it too.
+            raise StartAgain(error.what) from error
         rows = np.flatnonzero(np.isin(ops, (Op.INSERT, Op.UPDATE, Op.DELETE)))
         keys.update(_texts(shape, table.select(names).take(rows)))
         moved = np.flatnonzero(moved_rows(table, ops, names))

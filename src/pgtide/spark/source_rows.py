@@ -20,6 +20,7 @@ from pgtide.replication.server import OtherServerError
 from pgtide.snapshot.copy_range import Altered, Cancelled, Locked, Rewritten, SnapshotGone, StartAgain
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.snapshot.table_ranges import table_as_of
+from pgtide.spark.keys import UnusableKey
 from pgtide.spark.rows import arrow_schema, table_schema
 from pgtide.spark.source_table import SourceReference, SourceTable, read_range
 
@@ -78,10 +79,20 @@ def rows_by_executors(
 
 _OF_WORKERS = {
     known.__name__: known
-    for known in (SnapshotGone, Rewritten, Altered, Cancelled, Locked, StartAgain, TableError, TransientError)
+    for known in (
+        SnapshotGone,
+        Rewritten,
+        Altered,
+        Cancelled,
+        Locked,
+        StartAgain,
+        UnusableKey,
+        TableError,
+        TransientError,
+    )
 }
 _OF_WORKERS[OtherServerError.__name__] = SnapshotGone  # nobody else has it
-_LAST_LINE = re.compile(rf"^(?:\w+\.)*({'|'.join(_OF_WORKERS)}): (.*)$", re.MULTILINE)
+_LAST_LINES = re.compile(rf"^(?:\w+\.)*({'|'.join(_OF_WORKERS)}): (.*)(?:\n(\S.*))?$", re.MULTILINE)  # with the remedy
 
 
 @contextmanager
@@ -90,8 +101,9 @@ def errors_of_workers(table_name: str) -> Iterator[None]:
     try:
         yield
     except PythonException as error:
-        found = _LAST_LINE.findall(str(error))
+        found = _LAST_LINES.findall(str(error))
         if found:
-            name, what = found[-1]
-            raise _OF_WORKERS[name](f"{table_name}: {what}") from error
+            name, what, remedy = found[-1]
+            told = what if what.startswith(table_name) else f"{table_name}: {what}"
+            raise _OF_WORKERS[name](told, remedy=remedy) from error
         raise

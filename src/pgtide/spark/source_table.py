@@ -18,6 +18,7 @@ from pgtide.replication.server import Server
 from pgtide.schema import TableShape
 from pgtide.snapshot.copy_range import TableAsOf, stored_rows
 from pgtide.snapshot.ctid_ranges import CtidRange
+from pgtide.spark.keys import check_keys
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column
 
 
@@ -43,6 +44,7 @@ class SourceTable(TableAsOf):
 def read_range(connection: Connection, table: SourceTable, part: CtidRange) -> Iterator[pa.RecordBatch]:
     """The rows of a range with the lake's columns.  Complete only if the iterator ends without an error."""
     for rows in stored_rows(connection, table, part):
+        check_keys(table.shape, rows, loading=True)
         yield mapped(table.shape, rows, table.columns)
 
 

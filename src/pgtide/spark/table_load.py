@@ -30,6 +30,7 @@ from pgtide.snapshot.table_ranges import cut, file_blocks, partition_files, tabl
 from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.connection_limit import ConnectionLimit
 from pgtide.spark.gap import has_gap
+from pgtide.spark.keys import check_key_types
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
 from pgtide.spark.publisher import is_streaming
 from pgtide.spark.range_files import files_by_executors
@@ -120,6 +121,7 @@ class TableLoad:
         with self._means.connections.take(), self._connected() as connection:
             source = self._as_of_the_snapshot(connection)
         table.shape = source.shape
+        check_key_types(source.shape, loading=True)
         layout = layout_for(source.shape, version)
         version = version or self._sink.create(table.target, layout.columns, layout.properties)
         if not layout.properties.items() <= version.properties.items():

@@ -35,8 +35,9 @@ from pgtide.log.reader import Slice
 from pgtide.schema import TableShape
 from pgtide.sinks.bounds import Bounds
 from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go
-from pgtide.spark.fold import check_keys, fold_together, moved_rows, together
+from pgtide.spark.fold import fold_together, moved_rows, together
 from pgtide.spark.folded_rows import folded_schema, lake_rows
+from pgtide.spark.keys import check_keys
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column, spark_type
 from pgtide.spark.source import runs_of_slices, worker_reader
 

@@ -115,6 +115,24 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_KEYS = """
+## Keys
+
+A mirror finds rows again by their key as Spark has it. Arrays, ranges and composites can be keys, and are compared as
+a whole. What cannot be found again is refused, by the first load and by changes: the table is parked, with what to do,
+and the others go on.
+
+- A value that the type cannot hold (`infinity`, a year before 1 or after 9999, NaN in a decimal, an array of other
+  dimensions than declared), also inside of an array, a range or a composite. Two such keys could become one. Correct
+  the row, or choose another key (`REPLICA IDENTITY USING INDEX`). In a range leave the bound out instead:
+  `[2026-01-01,)`.
+- Keys of hstore, or with one inside: Spark does not compare maps. Choose another key.
+
+A table that is being loaded is then tried again by itself. One that had met such a key in its changes is loaded anew:
+`pgtide snapshot start TABLE --type bulk`.
+"""
+
+
 def spark_name(data_type: pa.DataType) -> str:
     """What Spark calls an Arrow type."""
     if pa.types.is_decimal(data_type):
@@ -144,7 +162,7 @@ def _arrow_name(data_type: pa.DataType) -> str:
 
 def types_page() -> str:
     options = [f"| `{name}` | {values} | {decides} |" for name, values, decides in _OPTIONS]
-    return _HEAD + "\n".join(_lines()) + "\n" + _OPTIONS_HEAD + "\n".join(options) + "\n"
+    return _HEAD + "\n".join(_lines()) + "\n" + _OPTIONS_HEAD + "\n".join(options) + "\n" + _KEYS
 
 
 if __name__ == "__main__":
