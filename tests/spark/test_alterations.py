@@ -142,10 +142,43 @@ def test_renamed_dropped_and_rewritten_columns_are_followed_or_told(shop: Shop) 
         assert found.equal, found.tables
 
 
-def values(shop: Shop, table: str) -> list[tuple[Any, ...]]:
-    """Of the column n, as the mirror has it now."""
+def test_rows_that_come_and_go_with_partitions_and_renamed_labels_are_followed(shop: Shop) -> None:
+    database = shop.database
+    database.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'glad')",
+        "CREATE TABLE parted (id int PRIMARY KEY, n int, mood mood) PARTITION BY RANGE (id)",
+        *(f"CREATE TABLE parted_{n} PARTITION OF parted FOR VALUES FROM ({n}00) TO ({n + 1}00)" for n in range(3)),
+        "INSERT INTO parted SELECT n, n, 'sad' FROM generate_series(0, 299) n",
+        "CREATE TABLE apart AS SELECT n AS id, n, 'glad'::mood AS mood FROM generate_series(500, 599) n",
+        "ALTER TABLE apart ALTER id SET NOT NULL",
+    )
+    with shop.capturing(), shop.mirroring("public.parted"):
+        loaded = len(shop.loads("public.parted"))
+        database.execute(
+            "CREATE TABLE parted_3 PARTITION OF parted FOR VALUES FROM (300) TO (400)",
+            "ALTER TYPE mood ADD VALUE 'mad'",
+            "INSERT INTO parted SELECT n, n, 'mad' FROM generate_series(300, 399) n",
+        )
+        assert verified(shop, "parted").equal
+        assert len(shop.loads("public.parted")) == loaded
+        database.execute(
+            "DROP TABLE parted_0",
+            "TRUNCATE parted_1; INSERT INTO parted VALUES (150)",
+            "ALTER TABLE parted DETACH PARTITION parted_2",
+            "ALTER TABLE parted ATTACH PARTITION apart FOR VALUES FROM (500) TO (600)",
+        )
+        wait_for(lambda: values(shop, "parted") == database.rows("SELECT id, n FROM parted ORDER BY id"), limit_s=90)
+        assert verified(shop, "parted").equal
+        database.execute("ALTER TYPE mood RENAME VALUE 'glad' TO 'merry'")
+        moods = database.rows("SELECT id, mood::text FROM parted ORDER BY id")
+        wait_for(lambda: values(shop, "parted", "mood") == moods, limit_s=90, what="the label to be followed")
+        assert verified(shop, "parted").equal
+
+
+def values(shop: Shop, table: str, column: str = "n") -> list[tuple[Any, ...]]:
+    """Of the column, as the mirror has it now."""
     try:
-        rows = shop.spark.table(target_of(shop.config, f"public.{table}")).select("id", "n").collect()
+        rows = shop.spark.table(target_of(shop.config, f"public.{table}")).select("id", column).collect()
     except (PySparkException, Py4JJavaError):  # it is being dropped, or made: files may go before the name does
         return []
     return sorted(tuple(row) for row in rows)

@@ -16,7 +16,7 @@ from pgtide.log.control import Alteration, alterations, record_alterations
 from pgtide.log.storage import Location
 from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection
-from pgtide.replication.rewrites import is_rewritten, table_states
+from pgtide.replication.rewrites import State, bring_rows, is_rewritten, new_branches, table_states
 
 INTERVAL_S = 2.0
 
@@ -50,11 +50,11 @@ class AlterationWatch:
             before = self._noted.get(oid)
             if before is None:
                 now[oid] = Alteration(state)
-            elif before.state != state:
-                rewritten_lsn = lsn if is_rewritten(before.state, state) else before.rewritten_lsn
+            elif not before.state.items() <= state.items():  # an older version has noted less
+                rewritten_lsn = lsn if _is_rewritten(connection, before.state, state) else before.rewritten_lsn
                 now[oid] = Alteration(state, lsn, rewritten_lsn)
             else:
-                now[oid] = before
+                now[oid] = replace(before, state=state)
                 if before.seen_lsn and before.shape is None:
                     settled.append(oid)
         if settled:
@@ -73,3 +73,10 @@ class AlterationWatch:
             return  # the log cannot be written just now, which is told elsewhere: noted at a later look
         self._noted = now
         reach(ALTERATION_NOTED)
+
+
+def _is_rewritten(connection: Connection, before: State, now: State) -> bool:
+    if is_rewritten(before, now):
+        return True
+    new = new_branches(before, now)
+    return bool(new) and bring_rows(connection, new)

@@ -1,8 +1,8 @@
 """What the stream has not said of tables, as the capture has noted it from the catalog (`control/alterations.json`).
 
 A table that was altered, and none of whose rows was changed since, is brought to its shape by the note.  A table whose
-rows were rewritten with other values since it was loaded is parked until it is loaded anew: nothing that was sent can
-mend it.
+rows were rewritten with other values since it was loaded, or came or went with a partition, is parked until it is
+loaded anew: nothing that was sent can mend it.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Alterations:
         """Refuses a table whose rows have other values in the source than were ever sent."""
         if self.is_rewritten(table, table.mark):
             raise TableError(
-                f"{table.name} was rewritten in the source (ALTER … TYPE, a default that is worked out for each row): "
-                "its rows have values that were never sent. It is loaded anew.",
+                f"{table.name} was rewritten in the source (ALTER … TYPE, a default that is worked out for each row, a "
+                "partition that was attached, detached, dropped or truncated, a label of an enum that was renamed): "
+                "rows have come, gone, or got other values, and nothing was sent. It is loaded anew.",
                 remedy=f"If that does not help, drop the mirror table: DROP TABLE {table.target}",
             )
 
