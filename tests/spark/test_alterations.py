@@ -168,7 +168,6 @@ def test_rows_that_come_and_go_with_partitions_and_renamed_labels_are_followed(s
             "ALTER TABLE parted ATTACH PARTITION apart FOR VALUES FROM (500) TO (600)",
         )
         wait_for(lambda: values(shop, "parted") == database.rows("SELECT id, n FROM parted ORDER BY id"), limit_s=90)
-        assert verified(shop, "parted").equal
         database.execute("ALTER TYPE mood RENAME VALUE 'glad' TO 'merry'")
         moods = database.rows("SELECT id, mood::text FROM parted ORDER BY id")
         wait_for(lambda: values(shop, "parted", "mood") == moods, limit_s=90, what="the label to be followed")
