@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -141,9 +141,13 @@ class LogReader:
         """All shapes that a table has had, the present one last."""
         return self._shapes.of(relation_oid)
 
-    def shapes(self) -> dict[str, TableShape]:
-        """The latest shape of every table, by qualified name."""
-        latest = self._shapes.latest()
+    def every_shape(self) -> list[TableShape]:
+        """All shapes of all tables, each table's present one behind its others."""
+        return self._shapes.every()
+
+    def shapes(self, of: Iterable[TableShape] | None = None) -> dict[str, TableShape]:
+        """The latest shape of every table, by qualified name; `of`: what `every_shape` gave, if it is there already."""
+        latest = {shape.relation_oid: shape for shape in (self.every_shape() if of is None else of)}
         names: dict[str, list[int]] = {}
         for oid, shape in latest.items():
             names.setdefault(shape.qualified_name, []).append(oid)
@@ -152,29 +156,40 @@ class LogReader:
 
     def _newest(self, relation_oids: list[int]) -> int:
         """The relation with the newest change; without any, the one that was made last."""
-        end_offset = self.end().end_offset
+        newest = self.newest(self.end().end_offset, lambda piece: piece.relation_oid in relation_oids)
+        return max(relation_oids) if newest is None else newest.relation_oid
+
+    def newest(self, end: int, wanted: Callable[[Slice], bool]) -> Slice | None:
+        """The last of the wanted slices that has rows before `end`; looked for from there backwards."""
         for extent in reversed(self.extents()):
-            for block in reversed(list(self.blocks_of(extent))):
-                pieces = [piece for piece in self._slices(block, 0, end_offset) if piece.relation_oid in relation_oids]
-                if pieces:
-                    return max(pieces, key=lambda piece: piece.entry.last_offset).relation_oid
-        return max(relation_oids)
+            if extent.first_offset < end:
+                for block in reversed(list(self.blocks_of(extent))):
+                    pieces = [piece for piece in self._slices(block, 0, end) if wanted(piece)]
+                    if pieces:
+                        return max(pieces, key=lambda piece: piece.entry.last_offset)
+        return None
 
     def plan(self, start: int, end: int, relation_oid: int | None = None) -> list[Slice]:
         """Where the rows with start <= offset < end are, in the order of the log.
 
         What retention took is an error, but not for a table none of whose changes from `start` on were taken.
         """
+        if relation_oid is None:
+            return list(self._planned(self._layout.look(), start, end))
+        return [piece for piece in self.plan_around(start, end, (relation_oid,)) if piece.relation_oid == relation_oid]
+
+    def plan_around(self, start: int, end: int, relation_oids: Collection[int]) -> list[Slice]:
+        """All rows, for who wants only some: what retention took is no error if it was nothing of these relations."""
         view = self._layout.look()
-        begins_before = relation_oid is not None and start < view.first_offset
-        if begins_before and removed(self.storage).last_offset(relation_oid or 0, reads=self._reads) < start:
-            start = min(self._first_of(view), end)
-        return [
-            piece
-            for block in self._blocks(view, start, end)
-            for piece in self._slices(block, start, end)
-            if relation_oid is None or piece.relation_oid == relation_oid
-        ]
+        if start < view.first_offset:
+            taken = removed(self.storage)
+            if all(taken.last_offset(relation_oid, reads=self._reads) < start for relation_oid in relation_oids):
+                start = min(self._first_of(view), end)
+        return list(self._planned(view, start, end))
+
+    def _planned(self, view: View, start: int, end: int) -> Iterator[Slice]:
+        for block in self._blocks(view, start, end):
+            yield from self._slices(block, start, end)
 
     def read(self, piece: Slice) -> LogRows:
         """The rows of one slice, checked against their checksum."""

@@ -81,10 +81,9 @@ class ShapeStore:
         """The shapes of one table, in the order of their turns."""
         return [each.shape for each in sorted(self._recorded(f"{_FOLDER}/{relation_oid}"), key=_order)]
 
-    def latest(self) -> dict[int, TableShape]:
-        """Per relation the shape that it has now."""
-        found = [max(self._recorded(folder), key=_order, default=None) for folder in self._folders()]
-        return {newest.shape.relation_oid: newest.shape for newest in found if newest is not None}
+    def every(self) -> list[TableShape]:
+        """All shapes, each table's in the order of its turns."""
+        return [each.shape for folder in self._folders() for each in sorted(self._recorded(folder), key=_order)]
 
     def _folders(self) -> list[str]:
         return sorted({entry.name.rpartition("/")[0] for entry in self._storage.entries(_FOLDER)})

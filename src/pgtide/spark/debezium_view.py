@@ -18,7 +18,7 @@ from pgtide.change import Op
 from pgtide.log.reader import LogRows
 from pgtide.schema import TableShape
 from pgtide.spark.images import Image, new_rows, old_rows
-from pgtide.spark.rows import CHANGE_COLUMNS, arrow_batch, table_schema, unchanged_names
+from pgtide.spark.rows import CHANGE_COLUMNS, arrow_batch, columns_then, table_schema, unchanged_names
 from pgtide.spark.views import document, document_type
 from pgtide.types import TypePolicy, lake_type
 
@@ -41,10 +41,6 @@ class DebeziumView:
     policy: TypePolicy
     database: str
     name: str
-
-    @property
-    def relation_oid(self) -> int | None:
-        return self.shape.relation_oid if self.shape is not None else None
 
     def schema(self) -> StructType:
         row = table_schema(self.shape, self.policy) if self.shape is not None else document_type(self.policy)
@@ -95,14 +91,14 @@ class DebeziumView:
     def _row(self, captured: TableShape, image: Image) -> pa.Array:
         if self.shape is None:
             return document(captured, image)
-        sent = {column.attnum: place for place, column in enumerate(captured.columns)}
+        places = {column.attnum: place for place, column in enumerate(captured.columns)}
         columns = []
-        for column in self.shape.columns:
+        for column, then in zip(self.shape.columns, columns_then(self.shape, captured), strict=True):
             wanted = lake_type(column.type, self.policy)
-            place = sent.get(column.attnum)
-            if place is None:
+            if then is None:
                 columns.append(pa.nulls(len(image.present), wanted))
                 continue
+            place = places[then.attnum]
             absent, values = image.absent[place], image.columns[place]
             if absent is not None and absent.any():
                 values = values.take(pa.array(np.where(absent, -1, np.arange(len(absent))), mask=absent))

@@ -140,12 +140,20 @@ def arrow_batch(arrays: Sequence[pa.Array], schema: StructType) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
+def columns_then(shape: TableShape, captured: TableShape) -> list[Column | None]:
+    """What each column was in a captured shape: the same attribute, whatever its name; in another relation, which had
+    the table's name before or after, the column of the same name."""
+    if shape.relation_oid == captured.relation_oid:
+        by_number = {column.attnum: column for column in captured.columns}
+        return [by_number.get(column.attnum) for column in shape.columns]
+    by_name = {column.name: column for column in captured.columns}
+    return [by_name.get(column.name) for column in shape.columns]
+
+
 def _images(shape: TableShape, found: LogRows, policy: TypePolicy, prefix: str) -> list[pa.Array]:
-    captured = {column.attnum: column for column in found.shape.columns}
     names = set(found.rows.schema.names)
     images = []
-    for column in shape.columns:
-        then = captured.get(column.attnum)
+    for column, then in zip(shape.columns, columns_then(shape, found.shape), strict=True):
         if then is None or f"{prefix}{then.storage_name}" not in names:
             images.append(pa.nulls(found.rows.num_rows, lake_type(column.type, policy)))
         else:
@@ -184,7 +192,8 @@ def unchanged_names(shape: TableShape, found: LogRows) -> pa.Array:
     flags = unchanged_flags(found.shape, found.rows)
     if not flags:
         return _no_names(found.rows.num_rows)
-    names = {column.storage_name: column.name for column in shape.columns}
+    pairs = zip(shape.columns, columns_then(shape, found.shape), strict=True)
+    names = {then.storage_name: column.name for column, then in pairs if then is not None}
     known = [name for name in flags if name in names]
     table = np.column_stack([flags[name] for name in known])
     offsets = np.concatenate([[0], np.cumsum(table.sum(axis=1))]).astype(np.int32)

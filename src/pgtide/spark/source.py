@@ -23,9 +23,10 @@ from pyspark.sql.types import StructType
 
 from pgtide.config import is_url
 from pgtide.errors import ConfigurationError, LogRangeError
-from pgtide.log.control import removed
 from pgtide.log.reader import LogReader, Slice
+from pgtide.schema import TableShape
 from pgtide.spark.debezium_view import DebeziumView
+from pgtide.spark.named_table import NamedTable
 from pgtide.spark.options import SourceOptions, parse_options
 from pgtide.spark.positions import Position, resolve_position
 from pgtide.spark.registration import register_reader
@@ -50,7 +51,10 @@ class PgtideSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(dict(options))
-        self._view = _view(self._options)
+        log = LogReader(self._options.path)
+        table = self._options.table
+        self._table = None if table is None else NamedTable(log, table, self._options.ending_offsets)
+        self._view = _view(self._options, log, None if self._table is None else self._table.shape)
 
     @classmethod
     def name(cls) -> str:
@@ -61,11 +65,11 @@ class PgtideSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
-        return ChangeReader(self._options, self._view)
+        return ChangeReader(self._options, self._view, self._table)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_schema(schema)
-        return ChangeStreamReader(self._options, self._view)
+        return ChangeStreamReader(self._options, self._view, self._table)
 
     def _check_schema(self, schema: StructType) -> None:
         own = [(field.name, field.dataType) for field in self.schema()]
@@ -76,17 +80,7 @@ class PgtideSource(DataSource):
             )
 
 
-def _view(options: SourceOptions) -> View:
-    log = LogReader(options.path)
-    shape = None
-    if options.table is not None:
-        shapes = log.shapes()
-        if options.table not in shapes:
-            known = ", ".join(sorted(shapes)) or "none yet"
-            raise ConfigurationError(
-                f"pgtide: the log in {options.path} has no table {options.table}.", remedy=f"Tables in it: {known}."
-            )
-        shape = shapes[options.table]
+def _view(options: SourceOptions, log: LogReader, shape: TableShape | None) -> View:
     if options.envelope == "debezium":
         return DebeziumView(shape, options.policy, log.identity.database, log.identity.log_id)
     if shape is None:
@@ -97,30 +91,36 @@ def _view(options: SourceOptions) -> View:
 class ChangeReader(DataSourceReader):
     """One range, fixed when the query is planned."""
 
-    def __init__(self, options: SourceOptions, view: View) -> None:
+    def __init__(self, options: SourceOptions, view: View, table: NamedTable | None) -> None:
         self._options = options
         self._view = view
+        self._table = table
 
     def partitions(self) -> Sequence[InputPartition]:
         reader = LogReader(self._options.path)
-        start, end = _start(reader, self._options, self._view), _end(reader, self._options, self._view)
+        start, end = _start(reader, self._options, self._table), _end(reader, self._options, self._table)
         if start > end:
             raise ConfigurationError(
                 f"pgtide: startingOffsets stands for offset {start}, endingOffsets for {end}, which comes before it.",
                 remedy="Give an endingOffsets that is not before startingOffsets, or leave it out.",
             )
-        return _partitions(reader, start, end, self._options, self._view)
+        return _partitions(reader, start, end, self._options, self._table)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._view, partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Travels to the executors: without what only planning needs.
+        return {**self.__dict__, "_table": None}
 
 
 class ChangeStreamReader(DataSourceStreamReader):
     """Lives as long as the query, in one Python process.  `commit` and `stop` are not to be relied on."""
 
-    def __init__(self, options: SourceOptions, view: View) -> None:
+    def __init__(self, options: SourceOptions, view: View, table: NamedTable | None) -> None:
         self._options = options
         self._view = view
+        self._table = table
         self._log: LogReader | None = None
         self._initial: int | None = None  # where the query began; a restarted one learns it from its offsets
         self._reached: int | None = None  # where the last batch ended, as far as this process knows
@@ -131,7 +131,7 @@ class ChangeStreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         """Asked for twice when a query begins, and again when it is restarted before its first batch was committed."""
         if self._initial is None:
-            self._initial = _start(self._reader(), self._options, self._view)
+            self._initial = _start(self._reader(), self._options, self._table)
         self._register(self._initial)
         return self._offset(self._initial)
 
@@ -181,7 +181,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         # A restarted query first shows the offset that it saw last, as an empty range, whatever it will do then.
         if first < last:
             self._register(first)
-        return _partitions(self._reader(), first, last, self._options, self._view)
+        return _partitions(self._reader(), first, last, self._options, self._table)
 
     def _register(self, offset: int) -> None:
         """Before anything is looked for: what is there then, retention leaves.
@@ -203,8 +203,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         return _read(self._options, self._view, partition)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Travels to the executors with each batch: without what is cached here.
-        return {**self.__dict__, "_log": None}
+        # Travels to the executors with each batch: without what is cached here, and what only planning needs.
+        return {**self.__dict__, "_log": None, "_table": None}
 
     def _reader(self) -> LogReader:
         if self._log is None:
@@ -226,20 +226,22 @@ class ChangeStreamReader(DataSourceStreamReader):
         return int(offset["offset"])
 
 
-def _start(reader: LogReader, options: SourceOptions, view: View) -> int:
-    return _resolve(reader, "startingOffsets", options.starting_offsets, options, view)
+def _start(reader: LogReader, options: SourceOptions, table: NamedTable | None) -> int:
+    return _resolve(reader, "startingOffsets", options.starting_offsets, options, table)
 
 
-def _end(reader: LogReader, options: SourceOptions, view: View) -> int:
-    return _resolve(reader, "endingOffsets", options.ending_offsets, options, view)
+def _end(reader: LogReader, options: SourceOptions, table: NamedTable | None) -> int:
+    return _resolve(reader, "endingOffsets", options.ending_offsets, options, table)
 
 
-def _resolve(reader: LogReader, option: str, position: Position, options: SourceOptions, view: View) -> int:
+def _resolve(
+    reader: LogReader, option: str, position: Position, options: SourceOptions, table: NamedTable | None
+) -> int:
     """Where retention took what begins there: an error, or the first change that is left (failOnDataLoss)."""
     try:
         return resolve_position(reader, option, position)
     except LogRangeError as error:
-        taken = view.relation_oid is None or removed(reader.storage).last_offset(view.relation_oid, reads=True) >= 0
+        taken = table is None or table.has_lost_changes(reader)
         if taken and options.fail_on_data_loss:
             raise
         first = reader.first_offset()
@@ -248,9 +250,14 @@ def _resolve(reader: LogReader, option: str, position: Position, options: Source
         return first
 
 
-def _partitions(reader: LogReader, start: int, end: int, options: SourceOptions, view: View) -> list[SlicePartition]:
+def _partitions(
+    reader: LogReader, start: int, end: int, options: SourceOptions, table: NamedTable | None
+) -> list[SlicePartition]:
+    def plan(begin: int) -> list[Slice]:
+        return reader.plan(begin, end) if table is None else table.plan(reader, begin, end)
+
     try:
-        slices = reader.plan(start, end, view.relation_oid)
+        slices = plan(start)
     except LogRangeError:
         first = min(reader.first_offset(), end)
         if options.fail_on_data_loss or first <= start:
@@ -258,7 +265,7 @@ def _partitions(reader: LogReader, start: int, end: int, options: SourceOptions,
         _log.warning(
             "offsets %d to %d of %s are gone; going on at %d (failOnDataLoss)", start, first, options.path, first
         )
-        slices = reader.plan(first, end, view.relation_oid)
+        slices = plan(first)
     wanted_bytes = sum(piece.nbytes for piece in slices) // options.min_partitions + 1
     runs = runs_of_slices(_cut(slices, options.min_partitions), min(_PARTITION_BYTES, wanted_bytes))
     # Of no partitions Spark would make one of its own, without slices.

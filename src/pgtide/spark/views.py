@@ -29,10 +29,6 @@ from pgtide.types import TypePolicy
 
 
 class View(Protocol):
-    @property
-    def relation_oid(self) -> int | None:
-        """The only relation that is read; None for all."""
-
     def schema(self) -> StructType: ...
 
     def rows(self, found: LogRows) -> pa.RecordBatch:
@@ -47,10 +43,6 @@ class TypedView:
     preimages: bool
     policy: TypePolicy
 
-    @property
-    def relation_oid(self) -> int | None:
-        return self.shape.relation_oid
-
     def schema(self) -> StructType:
         return change_schema(self.shape, self.policy)
 
@@ -63,10 +55,6 @@ class AllTablesView:
     """All tables: the name of the table; key, old and new row as JSON or VARIANT; what is known of the change."""
 
     policy: TypePolicy
-
-    @property
-    def relation_oid(self) -> int | None:
-        return None
 
     def schema(self) -> StructType:
         document = document_type(self.policy)
