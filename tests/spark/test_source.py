@@ -102,6 +102,18 @@ def test_rows_of_an_earlier_shape_are_padded(spark: SparkSession, log: WrittenLo
     assert [(row["id"], row["vat"]) for row in in_order(read(spark, log))] == [(1, None), (2, 19)]
 
 
+@pytest.mark.parametrize(("envelope", "row"), [("changes", None), ("debezium", "after")])
+def test_unchanged_value_of_a_column_that_is_dropped_later_is_not_named(
+    tmp_path: Path, envelope: str, row: str | None
+) -> None:
+    log = WrittenLog(tmp_path / "log")
+    without_body = replace(ORDERS, columns=ORDERS.columns[:3])
+    log.commit(insert(ORDERS, id=1, body="long"), update(ORDERS, unchanged=["body"], id=1, amount=2))
+    log.commit(update(without_body, id=1, amount=3))
+    found = [read_row if row is None else {**read_row[row], **read_row} for read_row in batch(log, envelope=envelope)]
+    assert [(change["amount"], change["_unchanged"]) for change in found] == [(None, []), (2, []), (3, [])]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -454,9 +466,14 @@ def test_rows_that_retention_took_are_an_error_or_passed_over(spark: SparkSessio
 
 def planned(log: WrittenLog, table: str = "public.orders", **options: str) -> list[int]:
     """The ids that a batch read of the table gives, without Spark."""
+    return [row["id"] for row in batch(log, table, **options)]
+
+
+def batch(log: WrittenLog, table: str = "public.orders", **options: str) -> list[dict[str, Any]]:
+    """What a batch read of the table gives, without Spark."""
     source = PgtideSource({"path": str(log.path), "table": table, **options})
-    reader = source.reader(source.schema())
-    return [row for part in reader.partitions() for batch in reader.read(part) for row in ids(batch)]
+    reader: Any = source.reader(source.schema())
+    return [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
 
 
 @pytest.fixture

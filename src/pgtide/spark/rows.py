@@ -195,6 +195,8 @@ def unchanged_names(shape: TableShape, found: LogRows) -> pa.Array:
     pairs = zip(shape.columns, columns_then(shape, found.shape), strict=True)
     names = {then.storage_name: column.name for column, then in pairs if then is not None}
     known = [name for name in flags if name in names]
+    if not known:  # the columns are gone from the table since
+        return _no_names(found.rows.num_rows)
     table = np.column_stack([flags[name] for name in known])
     offsets = np.concatenate([[0], np.cumsum(table.sum(axis=1))]).astype(np.int32)
     values = pa.array([names[name] for name in known], pa.string()).take(pa.array(np.nonzero(table)[1]))
