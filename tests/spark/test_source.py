@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType, TimestampType
 
-from pgtide.errors import ConfigurationError, LogRangeError
+from pgtide.errors import ConfigurationError, LogRangeError, TableError
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, readers, remove
 from pgtide.schema import Column, TableShape
@@ -112,6 +112,30 @@ def test_unchanged_value_of_a_column_that_is_dropped_later_is_not_named(
     log.commit(update(without_body, id=1, amount=3))
     found = [read_row if row is None else {**read_row[row], **read_row} for read_row in batch(log, envelope=envelope)]
     assert [(change["amount"], change["_unchanged"]) for change in found] == [(None, []), (2, []), (3, [])]
+
+
+@pytest.mark.parametrize("envelope", ["changes", "debezium"])
+def test_values_that_do_not_fit_a_changed_type_are_told_with_what_to_do(tmp_path: Path, envelope: str) -> None:
+    log = WrittenLog(tmp_path / "log")
+    key, region, *others = ORDERS.columns
+    as_numbers = replace(ORDERS, columns=(key, replace(region, type=INT8), *others))
+    log.commit(insert(ORDERS, id=1, region="12"), insert(ORDERS, id=2, region="north"))
+    log.commit(insert(ITEMS, id=9), insert(ORDERS, id=3, region="south"))
+    log.commit(insert(as_numbers, id=4, region=40))
+    with pytest.raises(TableError) as told:
+        batch(log, envelope=envelope)
+    assert told.value.what.startswith("public.orders at offset 0: column region is text (string) there, and is read as")
+    assert "int8 (int64): Failed to parse string: 'north'" in told.value.what
+    assert '"endingOffsets", "4"' in told.value.remedy
+    assert '"startingOffsets", "4"' in told.value.remedy
+
+    def regions(**options: str) -> list[Any]:
+        rows = batch(log, envelope=envelope, **options)
+        return [(row["after"] if envelope == "debezium" else row)["region"] for row in rows]
+
+    assert regions(endingOffsets="4") == ["12", "north", "south"]  # the types that the table had then
+    assert regions(startingOffsets="4") == [40]
+    assert regions(startingOffsets="0", endingOffsets="0/C8") == ["12", "north"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pgtide.change import Op
 from pgtide.log.reader import LogRows
 from pgtide.schema import TableShape
 from pgtide.spark.images import Image, new_rows, old_rows
-from pgtide.spark.rows import CHANGE_COLUMNS, arrow_batch, columns_then, table_schema, unchanged_names
+from pgtide.spark.rows import CHANGE_COLUMNS, arrow_batch, as_read, columns_then, table_schema, unchanged_names
 from pgtide.spark.views import document, document_type
 from pgtide.types import TypePolicy, lake_type
 
@@ -94,14 +94,13 @@ class DebeziumView:
         places = {column.attnum: place for place, column in enumerate(captured.columns)}
         columns = []
         for column, then in zip(self.shape.columns, columns_then(self.shape, captured), strict=True):
-            wanted = lake_type(column.type, self.policy)
             if then is None:
-                columns.append(pa.nulls(len(image.present), wanted))
+                columns.append(pa.nulls(len(image.present), lake_type(column.type, self.policy)))
                 continue
             place = places[then.attnum]
             absent, values = image.absent[place], image.columns[place]
             if absent is not None and absent.any():
                 values = values.take(pa.array(np.where(absent, -1, np.arange(len(absent))), mask=absent))
-            columns.append(values if values.type == wanted else values.cast(wanted))
+            columns.append(as_read(column, then, values, self.policy))
         names = [column.name for column in self.shape.columns]
         return pa.StructArray.from_arrays(columns, names=names, mask=pa.array(~image.present))

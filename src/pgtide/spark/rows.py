@@ -91,9 +91,23 @@ def lake_column(
     values = _one_array(rows.column(name))
     text_name = f"{prefix}_text.{captured.storage_name}"
     text = _one_array(rows.column(text_name)) if text_name in rows.schema.names else None
-    mapped = to_lake(captured.type, values, text, policy)
+    return as_read(column, captured, to_lake(captured.type, values, text, policy), policy)
+
+
+class TypeChanged(ValueError):
+    """Values of a column do not fit the type that it has in another shape of the table."""
+
+
+def as_read(column: Column, captured: Column, values: pa.Array, policy: TypePolicy) -> pa.Array:
+    """Values of a column as the type that it is read with."""
     wanted = lake_type(column.type, policy)
-    return mapped if mapped.type == wanted else mapped.cast(wanted)
+    if values.type == wanted:
+        return values
+    try:
+        return values.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        then, now = f"{captured.type.name} ({values.type})", f"{column.type.name} ({wanted})"
+        raise TypeChanged(f"column {column.name} is {then} there, and is read as {now}: {error}") from None
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -22,14 +22,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from pgtide.config import is_url
-from pgtide.errors import ConfigurationError, LogRangeError
-from pgtide.log.reader import LogReader, Slice
+from pgtide.errors import ConfigurationError, LogRangeError, TableError
+from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.schema import TableShape
 from pgtide.spark.debezium_view import DebeziumView
 from pgtide.spark.named_table import NamedTable
 from pgtide.spark.options import SourceOptions, parse_options
 from pgtide.spark.positions import Position, resolve_position
 from pgtide.spark.registration import register_reader
+from pgtide.spark.rows import TypeChanged
 from pgtide.spark.views import AllTablesView, TypedView, View
 from pgtide.spark.worker_process import end_quietly
 
@@ -43,6 +44,7 @@ class SlicePartition(InputPartition):
     """A run of slices, read one after the other by one task."""
 
     slices: tuple[Slice, ...]
+    shapes_end: Mapping[str, int]  # by fingerprint, up to where all that was planned has it
 
 
 class PgtideSource(DataSource):
@@ -269,7 +271,8 @@ def _partitions(
     wanted_bytes = sum(piece.nbytes for piece in slices) // options.min_partitions + 1
     runs = runs_of_slices(_cut(slices, options.min_partitions), min(_PARTITION_BYTES, wanted_bytes))
     # Of no partitions Spark would make one of its own, without slices.
-    return [SlicePartition(tuple(run)) for run in runs or [[]]]
+    shapes_end = {} if table is None else {piece.entry.fingerprint: piece.entry.last_offset + 1 for piece in slices}
+    return [SlicePartition(tuple(run), shapes_end) for run in runs or [[]]]
 
 
 def _cut(slices: Sequence[Slice], least: int) -> list[Slice]:
@@ -303,8 +306,24 @@ def _read(options: SourceOptions, view: View, partition: InputPartition) -> Iter
     reader = worker_reader(options.path)
     for piece in partition.slices:
         found = reader.read(piece)
-        if found.rows.num_rows:
-            yield view.rows(found)
+        if not found.rows.num_rows:
+            continue
+        try:
+            rows = view.rows(found)
+        except TypeChanged as change:
+            end = partition.shapes_end.get(piece.entry.fingerprint, piece.entry.last_offset + 1)
+            raise _unreadable(found, change, end) from None
+        yield rows
+
+
+def _unreadable(found: LogRows, change: TypeChanged, end: int) -> TableError:
+    return TableError(
+        f"{found.shape.qualified_name} at offset {found.rows['_offset'][0]}: {change}.",
+        remedy="If the query was started before the type was changed, start it again, a stream with the same "
+        "checkpointLocation: it takes the types of now. Else read the changes with the other type as a batch, "
+        f'.option("endingOffsets", "{end}"), and go on behind them, .option("startingOffsets", "{end}"), a stream with '
+        "a new checkpointLocation; or leave the option table out: changes of all tables come as JSON.",
+    )
 
 
 @lru_cache(maxsize=4)

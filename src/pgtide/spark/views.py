@@ -32,7 +32,10 @@ class View(Protocol):
     def schema(self) -> StructType: ...
 
     def rows(self, found: LogRows) -> pa.RecordBatch:
-        """The changes of one slice, with exactly the Arrow schema that Spark derives for `schema`."""
+        """The changes of one slice, with exactly the Arrow schema that Spark derives for `schema`.
+
+        TypeChanged where values do not fit it.
+        """
 
 
 @dataclass(frozen=True)
