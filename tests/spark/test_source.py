@@ -165,6 +165,24 @@ def test_wrong_option_is_refused_naming_what_is_valid(
         read(spark, log, **options)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("maxRowsPerTrigger", "5"), ("maxBytesPerTrigger", "5"), ("readerName", "totals")]
+)
+def test_option_that_does_nothing_in_a_batch_read_is_refused(tmp_path: Path, option: str, value: str) -> None:
+    log = WrittenLog(tmp_path / "log")
+    log.commit(insert(ORDERS, id=1))
+    with pytest.raises(ConfigurationError, match=rf"{option} belongs to streams(.|\n)*Leave {option} out"):
+        batch(log, **{option: value})
+
+
+def test_ending_offsets_are_refused_in_a_stream_and_whatever_they_are(tmp_path: Path) -> None:
+    log = WrittenLog(tmp_path / "log")
+    log.commit(insert(ORDERS, id=1))
+    for end in ("latest", "1"):
+        with pytest.raises(ConfigurationError, match="endingOffsets belongs to batch reads"):
+            Restarted(log, endingOffsets=end).begin()
+
+
 class Collected:
     """A stream that puts its rows into a memory table, stopped and started on one checkpoint."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ _TYPE_POLICIES = {
     "times": ("string", "micros"),
     "arrays": ("null", "string"),
 }
+_ONLY_IN_BATCHES = ("endingOffsets",)
+_ONLY_IN_STREAMS = ("maxRowsPerTrigger", "maxBytesPerTrigger", "readerName")
 NAMES = (
     "path",
     "table",
@@ -50,6 +52,19 @@ class SourceOptions:
     include_preimage: bool = False
     reader_name: str | None = None
     policy: TypePolicy = field(default_factory=TypePolicy)
+    given: frozenset[str] = frozenset()  # names of the options that were given, whatever their values
+
+    def check_for_batch(self) -> None:
+        """An option that would do nothing is refused: whoever gave it counts on it."""
+        self._refuse(_ONLY_IN_STREAMS, "belongs to streams (spark.readStream), and this is a batch read")
+
+    def check_for_stream(self) -> None:
+        self._refuse(_ONLY_IN_BATCHES, "belongs to batch reads (spark.read); a stream has no end")
+
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        for name in names:
+            if name in self.given:
+                raise ConfigurationError(f"pgtide: {name} {why}.", remedy=f"Leave {name} out.")
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
@@ -81,6 +96,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         include_preimage=include_preimage,
         reader_name=_reader_name(values.get("readerName")),
         policy=_policy(values),
+        given=frozenset(values),
     )
 
 

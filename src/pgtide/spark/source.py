@@ -66,10 +66,12 @@ class PgtideSource(DataSource):
         return self._view.schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._options.check_for_batch()
         self._check_schema(schema)
         return ChangeReader(self._options, self._view, self._table)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        self._options.check_for_stream()
         self._check_schema(schema)
         return ChangeStreamReader(self._options, self._view, self._table)
 
