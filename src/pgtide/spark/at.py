@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,11 +49,10 @@ class Point:
 
     def create_views(self) -> list[str]:
         """Temporary views of all covered tables: under the table's name, or schema_table where names collide."""
-        names = [name.partition(".")[2] for name in self.versions]
+        names = view_names([*self.versions, *self.not_covered])
         views = []
         for qualified in sorted(self.versions):
-            schema, _, name = qualified.partition(".")
-            view = name if names.count(name) == 1 else f"{schema}_{name}"
+            view = names[qualified]
             self.table(qualified).createOrReplaceTempView("`" + view.replace("`", "``") + "`")
             views.append(view)
         return views
@@ -74,6 +75,26 @@ class Point:
                 remedy="Take an earlier or later point, or see what is wrong with the table: pgtide status.",
             )
         return matching[0]
+
+
+def view_names(tables: Collection[str]) -> dict[str, str]:
+    """The view of each table, which no other has; `tables` are all there are, so that it does not depend on which of
+    them a point covers.  Spark does not tell the names of views apart by case."""
+    parts = {qualified: qualified.partition(".") for qualified in tables}
+    times = Counter(name.lower() for _, _, name in parts.values())
+    views = {
+        qualified: name if times[name.lower()] == 1 else f"{schema}_{name}"
+        for qualified, (schema, _, name) in parts.items()
+    }
+    taken: dict[str, str] = {}
+    for qualified, view in sorted(views.items()):
+        other = taken.setdefault(view.lower(), qualified)
+        if other != qualified:
+            raise PgtideError(
+                f"{other} and {qualified} would be the same view, {view}; no view was made.",
+                remedy=f'Make views of your own: .table("{qualified}").createOrReplaceTempView(…).',
+            )
+    return views
 
 
 def at(spark: SparkSession, point: str | int | datetime = "latest", config: Config | str | Path | None = None) -> Point:
