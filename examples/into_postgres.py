@@ -36,7 +36,11 @@ def apply(batch: DataFrame, batch_id: int) -> None:
                 target.execute("TRUNCATE orders_copy")
             else:
                 row = [change.id, change.customer, change.total]
-                target.execute("INSERT INTO orders_copy VALUES (%s, %s, %s)", row)
+                target.execute(
+                    "INSERT INTO orders_copy VALUES (%s, %s, %s) ON CONFLICT (id) "
+                    "DO UPDATE SET customer = excluded.customer, total = excluded.total",
+                    row,
+                )
             up_to = change._offset
         target.execute("UPDATE applied SET up_to = %s WHERE name = 'orders_copy'", [up_to])
 
@@ -45,7 +49,7 @@ query = (
     spark.readStream.format("pgtide")
     .option("path", LOG)
     .option("table", "public.orders")
-    .option("includePreimage", "true")  # an update is the old row, which goes, and the new one, which comes
+    .option("includePreimage", "true")  # the old row of an update that changed the key: it goes, the new one comes
     .load()
     .writeStream.foreachBatch(apply)
     .option("checkpointLocation", CHECKPOINT)

@@ -72,14 +72,32 @@ def test_each_payment_meets_its_order(spark: SparkSession, log: str, monkeypatch
     assert sorted(tuple(row) for row in rows) == [(n * 2, n * 2 % 3, Decimal(1)) for n in range(1, 11)]
 
 
-def test_a_copy_in_postgres_equals_its_source_also_when_run_again(
+def test_a_copy_in_postgres_equals_its_source_and_takes_each_change_once(
     spark: SparkSession, shop: Database, log: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run(monkeypatch, "into_postgres.py", log, shop.dsn, tmp_path / "checkpoint")
     assert source(shop, "SELECT * FROM orders_copy") == source(shop, "SELECT * FROM orders")
-    # Inserted twice, a row would violate the copy's key; updated or deleted twice, these would be others.
+    shop.execute("UPDATE orders_copy SET total = -1 WHERE id = 1")
     run(monkeypatch, "into_postgres.py", log, shop.dsn, tmp_path / "the checkpoint was lost")
-    assert source(shop, "SELECT * FROM orders_copy") == source(shop, "SELECT * FROM orders")
+    assert source(shop, "SELECT total FROM orders_copy WHERE id = 1") == [(-1,)]  # no change was applied a second time
+
+
+def test_a_copy_in_postgres_needs_no_more_than_the_key_of_old_rows(
+    spark: SparkSession, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """REPLICA IDENTITY DEFAULT: of most updates no old row is sent."""
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, customer int, total numeric(12,2))")
+    config = configuration(database, tmp_path)
+    with capturing(config):
+        database.execute(
+            "INSERT INTO orders SELECT n, n % 3, n FROM generate_series(1, 5) n",
+            "UPDATE orders SET total = total + 0.50 WHERE id <= 3",
+            "UPDATE orders SET id = 100 WHERE id = 3",
+            "DELETE FROM orders WHERE id = 5",
+        )
+        wait_until_captured(database, config)
+    run(monkeypatch, "into_postgres.py", config.log_location, database.dsn, tmp_path / "checkpoint")
+    assert source(database, "SELECT * FROM orders_copy") == source(database, "SELECT * FROM orders")
 
 
 def test_a_range_has_what_happened_in_it_and_nothing_else(

@@ -99,3 +99,15 @@ def test_a_map_is_an_object() -> None:
     assert json_values(pa.array([[("a", "1"), ("b", None)]], pa.map_(pa.string(), pa.string()))).to_pylist() == [
         '{"a":"1","b":null}'
     ]
+
+
+def test_maps_are_objects_also_when_they_are_empty_and_wherever_they_are() -> None:
+    tags = pa.map_(pa.string(), pa.string())
+    whole = pa.array([[("a", "1"), ("b", None)], [], None], tags)
+    assert json_values(whole).to_pylist() == ['{"a":"1","b":null}', "{}", "null"]
+    in_a_list = pa.array([[[("a", "1")], [], None], []], pa.list_(tags))
+    assert json_values(in_a_list).to_pylist() == ['[{"a":"1"},{},null]', "[]"]
+    in_a_struct = pa.array(
+        [{"tags": [], "numbers": []}], pa.struct([("tags", tags), ("numbers", pa.list_(pa.int32()))])
+    )
+    assert json_values(in_a_struct).to_pylist() == ['{"tags":{},"numbers":[]}']

@@ -56,7 +56,7 @@ def _values(array: pa.Array) -> pa.Array:
         return _joined('"', array.cast(pa.string()), '"')
     if pa.types.is_timestamp(kind):
         return _joined('"', pc.replace_substring(array.cast(pa.string()), " ", "T"), '"')
-    texts = [None if value is None else _text(value) for value in array.to_pylist()]
+    texts = [None if value is None else _text(value, kind) for value in array.to_pylist()]
     return pa.array(texts, pa.string())
 
 
@@ -83,15 +83,15 @@ def _joined(*parts: str | pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, kind: pa.DataType) -> str:
     """A nested value, part by part: `json` alone would round decimals to floats."""
     match value:
         case dict():
-            return _object(value.items())
+            return _object((name, part, kind.field(name).type) for name, part in value.items())
+        case list() if pa.types.is_map(kind):
+            return _object((name, part, kind.item_type) for name, part in value)
         case list():
-            if value and all(isinstance(part, tuple) for part in value):  # the entries of a map
-                return _object(value)
-            return f"[{','.join(map(_text, value))}]"
+            return f"[{','.join(_text(part, kind.value_type) for part in value)}]"
         case bytes():
             return f'"{base64.b64encode(value).decode()}"'
         case Decimal():
@@ -104,6 +104,6 @@ def _text(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
-def _object(items: Iterable[tuple[Any, Any]]) -> str:
-    members = (f"{json.dumps(str(name), ensure_ascii=False)}:{_text(part)}" for name, part in items)
+def _object(items: Iterable[tuple[Any, Any, pa.DataType]]) -> str:
+    members = (f"{json.dumps(str(name), ensure_ascii=False)}:{_text(part, kind)}" for name, part, kind in items)
     return f"{{{','.join(members)}}}"
