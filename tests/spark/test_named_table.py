@@ -17,6 +17,8 @@ from pgtide.log.retention import plan_removal, remove
 from pgtide.schema import Column
 from pgtide.spark import register
 from pgtide.spark.source import PgtideSource
+from tests.capture.running import capturing, configuration, wait_until_captured
+from tests.database import Database
 from tests.spark.logs import INT8, TEXT, WrittenLog, insert, table_shape, update
 
 ORDERS = table_shape()
@@ -33,8 +35,9 @@ def log(tmp_path: Path) -> WrittenLog:
     return WrittenLog(tmp_path / "log", segment_bytes=1)
 
 
-def source(log: WrittenLog, **options: str) -> PgtideSource:
-    return PgtideSource({"path": str(log.path), "table": "public.orders", **options})
+def source(log: WrittenLog | Path, **options: str) -> PgtideSource:
+    path = log if isinstance(log, Path) else log.path
+    return PgtideSource({"path": str(path), "table": "public.orders", **options})
 
 
 def stream(log: WrittenLog, **options: str) -> DataSourceStreamReader:
@@ -43,7 +46,7 @@ def stream(log: WrittenLog, **options: str) -> DataSourceStreamReader:
     return made.streamReader(made.schema())
 
 
-def planned(log: WrittenLog, *columns: str, **options: str) -> list[Any]:
+def planned(log: WrittenLog | Path, *columns: str, **options: str) -> list[Any]:
     """What a batch read gives."""
     made = source(log, **options)
     reader = made.reader(made.schema())
@@ -85,6 +88,31 @@ def test_tables_that_swap_their_names_are_each_the_table_for_their_time(log: Wri
     assert planned(log) == [1, 2, 3, 4]
     assert planned(log, startingOffsets="0", endingOffsets=str(first)) == [1]
     assert planned(log, table="public.orders_old") == [1, 2, -3, -4]  # no other relation has had that name
+
+
+def test_postgres_says_when_a_name_goes_to_another_relation(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE orders_new (note text, id int PRIMARY KEY)"
+    )
+    config = configuration(database, tmp_path)
+    with capturing(config):
+        database.execute(
+            "INSERT INTO orders VALUES (1)",
+            "INSERT INTO orders_new VALUES ('copied', 1)",
+            "BEGIN; ALTER TABLE orders RENAME TO orders_old; ALTER TABLE orders_new RENAME TO orders; "
+            "INSERT INTO orders VALUES ('swapped', 2); COMMIT",
+            "INSERT INTO orders_old VALUES (-1)",
+            "UPDATE orders SET note = 'changed' WHERE id = 1",
+            "DROP TABLE orders",
+            "CREATE TABLE orders (id int PRIMARY KEY, note text)",
+            f"ALTER PUBLICATION {config.source.publication} ADD TABLE orders",
+            "INSERT INTO orders VALUES (3, 'again')",
+        )
+        wait_until_captured(database, config)
+    found = planned(Path(config.log_location), "id", "note", "_change_type")
+    assert found == [
+        (1, None, "insert"), (2, "swapped", "insert"), (1, "changed", "update_postimage"), (3, "again", "insert"),
+    ]  # fmt: skip
 
 
 def test_table_that_was_only_renamed_has_all_its_changes(log: WrittenLog) -> None:
