@@ -138,6 +138,16 @@ def test_keys_of_nested_types_are_told_apart_and_followed_when_they_change(
     assert result.origins.take(kept).to_pylist() == [{"c1": 2, "c2": one}]
 
 
+def test_zero_with_either_sign_is_one_key() -> None:
+    columns = (Column(1, "x", PgType(701, "float8"), key=True), Column(2, "body", TEXT))
+    shape = TableShape(16384, "public", "places", "d", columns)
+    result = folded(
+        insert(shape, x=0.0, body="first"), update(shape, old_key={"x": 0.0}, x=-0.0, body="later"), shape=shape
+    )
+    assert [(row["c1"], row["c2"]) for row in result.rows.to_pylist()] == [(0.0, "later")]
+    assert not result.deleted.any()
+
+
 @pytest.mark.parametrize("of", [HSTORE, PgType(16501, "_hstore", "array", element=HSTORE)])
 def test_keys_that_spark_cannot_compare_are_refused(of: PgType) -> None:
     shape = TableShape(16384, "public", "tagged", "d", (Column(1, "tags", of, key=True), Column(2, "body", TEXT)))

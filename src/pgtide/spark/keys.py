@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgtide.errors import TableError
 from pgtide.schema import TableShape
@@ -41,7 +42,10 @@ def check_keys(shape: TableShape, rows: pa.Table | pa.RecordBatch, *, loading: b
 
 def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Values that Arrow can number and compare.  It cannot do so with nested ones: they become Python's text of them,
-    which differs exactly if they do, whether they are as the log stores them or as the lake does."""
+    which differs exactly if they do, whether they are as the log stores them or as the lake does.  0.0 and -0.0 are one
+    key to Postgres and to Spark."""
+    if pa.types.is_floating(values.type):
+        return pc.add(values, pa.scalar(0.0, values.type))
     if not pa.types.is_nested(values.type):
         return values
     texts = [None if value is None else repr(value) for value in values.to_pylist()]
