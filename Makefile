@@ -19,6 +19,7 @@ demo: $(READY)  ## the product at work on an embedded Postgres, with a kill in t
 
 test: $(READY)  ## all tests but the heavy ones (ARGS="tests/log -k offsets" chooses)
 	@$(if $(ARGS),,$(BIN)/python -c 'from pgtide.local.s3 import prepare_s3; prepare_s3()' || echo 'The tests on S3 will be left out.' >&2)
+	@$(if $(ARGS),,$(BIN)/python -c 'from pgtide.local.class_archive import make_archive; make_archive()' 2>&1 | tail -1 >&2)
 	@$(BIN)/pytest -q -n $(WORKERS) --no-loadscope-reorder $(COVERAGE) $(ARGS)
 
 coverage:  ## the same, and what of the code they reach; takes half as long again

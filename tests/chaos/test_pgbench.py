@@ -112,7 +112,7 @@ def test_every_point_balances_while_captures_are_killed(
     wait_for((config.log_path / "log.json").exists, what="the log")
     try:
         with beside(Mirror(spark, config).run) as failed:
-            wait_for(lambda: failed() or covers_all(config), limit_s=60, what="the load")
+            wait_for(lambda: failed() or covers_all(config), limit_s=180, what="the load")
             kills, enough_points, began_s = 0, new_points(config, 4), time.monotonic()
             with pgbench.running(database) as traffic:
                 while time.monotonic() - began_s < seconds or kills < 2 or not enough_points():

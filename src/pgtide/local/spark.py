@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgtide.errors import PgtideError
+from pgtide.local.class_archive import archive_options
 from pgtide.local.jars import lakehouse_jars, postgres_jdbc_jars
 from pgtide.local.java import java_home
 
@@ -81,7 +82,7 @@ def build_session(
     settings = {
         **_common_settings(folder),
         **_catalog_settings(catalog, warehouse or folder / "warehouse"),
-        **(_local_settings(folder, master) if master.startswith("local") else {}),
+        **(_local_settings(folder, master, jars) if master.startswith("local") else {}),
         **_jar_settings(jars, master),
     }
     if f"spark.sql.catalog.{catalog}" in own:
@@ -149,8 +150,9 @@ def _belongs_to(name: str, catalog: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def _local_settings(folder: Path, master: str) -> dict[str, str]:
+def _local_settings(folder: Path, master: str, jars: Sequence[Path]) -> dict[str, str]:
     options = (
+        *archive_options(java_home(), jars),
         f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
         f"-Dderby.system.home={folder}",
         f"-Djava.io.tmpdir={folder}",
