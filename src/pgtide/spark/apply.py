@@ -51,6 +51,7 @@ class MirrorTable:
     version: Version | None = None
     clean_to: int = 0  # every change below this offset is in the table
     error: str = ""  # not empty: parked
+    may_pass: bool = False  # parked by something that may be over by itself
     failures: int = 0
     retry_at_s: float = 0.0
     joining: bool = False  # it is being loaded while the others stream, or waits for that, or for its turn after it
@@ -70,6 +71,11 @@ class MirrorTable:
     @property
     def mark(self) -> Mark | None:
         return self.version.mark if self.version else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it applies its changes in their order, now or when what has parked it is over."""
+        return not (self.joining or self.removed or (self.error and not self.may_pass))
 
     @property
     def is_loaded(self) -> bool:

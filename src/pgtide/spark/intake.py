@@ -15,20 +15,17 @@ from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-
 from pgtide.config import Config
 from pgtide.errors import LogError, LogRangeError, TableError
 from pgtide.failpoints import reach
 from pgtide.log.control import offered_snapshot
 from pgtide.log.reader import LogReader
-from pgtide.sinks import Conflict, Sink, Version
+from pgtide.sinks import Sink, Version
 from pgtide.spark.alterations import Alterations
 from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.gap import has_gap, loaded_lsn
 from pgtide.spark.joining import TAKEN_OVER, Joining, Load
-from pgtide.spark.mirror_tables import MirrorTables, Stopped, batch_end, told
+from pgtide.spark.mirror_tables import MirrorTables, Stopped, batch_end, may_pass, told
 from pgtide.spark.publisher import pause_s
 from pgtide.spark.targets import POINTS, RELATION, layout_for, points_target
 
@@ -76,7 +73,10 @@ class Intake:
     def examine(self, table: MirrorTable) -> None:
         """Has a table loaded that needs it, or whose load was broken off; refuses one whose mirror is another's."""
         self._check_target(table)
-        if not self._loads or table.removed or table.error or self.is_loading(table):
+        if not self._loads or table.removed or table.error:
+            return
+        if self.is_loading(table):
+            table.joining = table.joining or self._has_gap(table)
             return
         lacking = self._must_be_loaded(table)
         is_new = lacking is not None and lacking.snapshot_id is None
@@ -136,7 +136,9 @@ class Intake:
                 if not self._has_rows(table):
                     continue
                 self._joining.begin_beside(table)
-            except (Conflict, Py4JJavaError, PySparkException) as error:
+            except LogError:
+                raise
+            except Exception as error:  # noqa: BLE001 - of this table alone
                 table.load_error = told(table, error)
                 failed.add(table.name)
                 continue
@@ -150,7 +152,9 @@ class Intake:
         for table in tables if self._loads else ():
             try:
                 version = self._sink.recorded(table.target)
-            except (Py4JJavaError, PySparkException):
+            except LogError:
+                raise
+            except Exception:  # noqa: BLE001 - of this table alone
                 failed.add(table.name)
                 continue
             if version is not None and self._alterations.is_rewritten(table, version.mark):
@@ -182,7 +186,6 @@ class Intake:
             table.progress.end()
             table.load_error = str(error) if error is not None else ""
             if error is None:
-                table.load_failures = 0
                 (self._beside if load.is_beside else loaded).append(load)
             elif table.joining or not load.is_beside:
                 self._tables.park(table, error)
@@ -227,7 +230,7 @@ class Intake:
         self._beside, joined = [], []
         for load, outcome in zip(loads, work, strict=True):
             table, error = load.table, outcome.exception()
-            if isinstance(error, Conflict | TableError | Py4JJavaError | PySparkException):
+            if isinstance(error, Exception) and not isinstance(error, LogError):
                 table.load_error = told(table, error)
                 self._put_off_reload(table)
             elif error is not None:
@@ -255,19 +258,26 @@ class Intake:
             except LogRangeError:
                 self._begin_again(load)
                 return _Beside.AGAIN
+            except Exception as error:
+                if not may_pass(error):
+                    # A change that cannot be applied stays one: the next attempt reads the table as it is then.
+                    self._joining.discard(load)
+                raise
             table.needs_from = shadow.clean_to
             if shadow.clean_to < self._tables.done:
                 return _Beside.BEHIND
         table.version = self._sink.take_over(shadow.version)
         reach(TAKEN_OVER)
         table.shape, table.clean_to, table.needs_from = shadow.shape, shadow.clean_to, None
-        table.joining, table.error, table.failures = False, "", 0
+        table.joining, table.error, table.failures, table.load_failures = False, "", 0, 0
         return _Beside.TAKEN
 
     def _begin_again(self, load: Load) -> None:
+        table = load.table
+        table.joining = table.joining or self._has_gap(table)
         self._joining.discard(load)
-        if not self._tables.is_fenced(load.table):  # else it begins when the fence is passed
-            self._joining.begin(load.table, beside=load.is_beside)
+        if not self._tables.is_fenced(table):  # else it begins when the fence is passed
+            self._joining.begin(table, beside=load.is_beside)
 
     def _has_gap(self, table: MirrorTable) -> bool:
         """Whether it has been away since it was loaded."""
@@ -284,7 +294,10 @@ class Intake:
         now = self._sink.recorded(shadow.target)
         if now is None or shape.fingerprint != mark.shape:
             return False
-        wanted = layout_for(shape, replace(version, properties=now.properties))
+        try:
+            wanted = layout_for(shape, replace(version, properties=now.properties))
+        except TableError:  # a column is gone, or is of another type
+            return False
         return wanted.properties.items() <= now.properties.items()
 
     def _next_end(self, table: MirrorTable) -> int:

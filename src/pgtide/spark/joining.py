@@ -124,8 +124,8 @@ class Joining:
 
     def discard(self, load: Load) -> None:
         """What is loaded beside a table will not do: its next load reads all of it."""
-        version = load.shadow.version
-        if load.is_beside and version is not None and version.mark is not None:
+        version = self._beside_sink.recorded(load.shadow.target) if load.is_beside else None
+        if version is not None and version.mark is not None:
             self._beside_sink.replace(version, None, replace(version.mark, offset=None, load=_ANEW))
 
     def begin_beside(self, table: MirrorTable) -> None:

@@ -165,7 +165,8 @@ class Mirror:
         self._look_for_tables_at_s = time.monotonic() + _LOOK_FOR_TABLES_S
         found, known = histories(self._log_location), self._tables.histories
         wanted = requested_reloads(self._log_location)
-        if found == known and not wanted:
+        # A capture that has just begun notes tables before it writes down their shapes.
+        if found == known and found.keys() <= self._tables.by_oid.keys() and not wanted:
             return
         self._tables.histories = found
         self._tables.take_in({shape.relation_oid: shape for shape in self._reader.shapes().values()}, found)
@@ -368,7 +369,8 @@ class Mirror:
                 self._tables.each(loaded, self._take_head)
                 published = self._publish(self._reader.first_offset(), self._tables.done, lsn)
                 self._report()
-                if published or self._points.last is not None:  # else nothing is loaded yet: it is to wait
+                # Else nothing is loaded yet, or the lake cannot be written: it is to wait.
+                if published or (self._points.last is not None and not self._publisher.error):
                     self._barriers.answer(barrier, BarrierState.PUBLISHED if published else BarrierState.PASSED)
             elif place < self._tables.done:
                 self._barriers.answer(barrier, BarrierState.PASSED)

@@ -15,10 +15,11 @@ from typing import TypeVar
 from pyspark.sql import SparkSession
 
 from pgtide.config import Config
-from pgtide.errors import LogError, LogRangeError, PgtideError, TableError
+from pgtide.errors import LogError, LogRangeError, PgtideError, TableError, TransientError
 from pgtide.log.control import TableHistory
 from pgtide.log.reader import LogReader
 from pgtide.schema import TableShape
+from pgtide.sinks import Conflict
 from pgtide.sinks.merge import LOST_VALUE
 from pgtide.sinks.multiset import LOST_ROW
 from pgtide.spark.apply import JOB_TAG, MirrorTable
@@ -110,6 +111,7 @@ class MirrorTables:
 
     def park(self, table: MirrorTable, error: Exception) -> None:
         table.error = told(table, error)
+        table.may_pass = may_pass(error)
         table.version = None
         if table.joining:  # what is loaded beside a table still needs its changes
             table.needs_from = None
@@ -127,6 +129,13 @@ def removed(table: MirrorTable, error: LogRangeError) -> TableError:
         f"{table.name}: changes that it has not applied are no longer in the log ({error.what}).",
         remedy=f"Load it anew: pgtide snapshot start {table.name} --type bulk",
     )
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether this may be over by itself; trouble with changes that are in the log is not."""
+    if isinstance(error, PgtideError):
+        return isinstance(error, Conflict | TransientError)
+    return LOST_VALUE not in str(error) and LOST_ROW not in str(error)
 
 
 def told(table: MirrorTable, error: Exception) -> str:

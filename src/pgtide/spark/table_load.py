@@ -32,7 +32,6 @@ from pgtide.spark.connection_limit import ConnectionLimit
 from pgtide.spark.gap import has_gap
 from pgtide.spark.keys import check_key_types
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
-from pgtide.spark.publisher import is_streaming
 from pgtide.spark.range_files import files_by_executors
 from pgtide.spark.rows import frame_of
 from pgtide.spark.source_rows import errors_of_workers, rows_by_executors, rows_here, source_table
@@ -122,12 +121,16 @@ class TableLoad:
             source = self._as_of_the_snapshot(connection)
         table.shape = source.shape
         check_key_types(source.shape, loading=True)
-        layout = layout_for(source.shape, version)
+        try:
+            layout = layout_for(source.shape, version)
+        except TableError as error:
+            if table.beside_of is not None and table.beside_of.goes_on:
+                raise self._altered() from error
+            raise
         version = version or self._sink.create(table.target, layout.columns, layout.properties)
         if not layout.properties.items() <= version.properties.items():
-            if table.beside_of is not None and is_streaming(table.beside_of):
-                # Columns are shared: the table itself must alter them, at the place of the alteration in its changes.
-                raise Altered(f"{table.name} was altered.", remedy="It is loaded when its mirror has followed that.")
+            if table.beside_of is not None and table.beside_of.goes_on:
+                raise self._altered()
             version = self._sink.evolve(version, layout.columns, layout.properties, layout.alterations)
         source = replace(source, columns=layout.columns)
         table.version = self._begun(source, version)
@@ -148,6 +151,10 @@ class TableLoad:
             table.clean_to = mark.offset
             table.progress.end()
             reach(TABLE_CLOSED)
+
+    def _altered(self) -> Altered:
+        """Columns are shared: the table itself must alter them, at the place of the alteration among its changes."""
+        return Altered(f"{self._table.name} was altered.", remedy="It is loaded when its mirror has followed that.")
 
     def _closing(self, source: SourceTable) -> Mark:
         """The mark of the commit that completes the load.
