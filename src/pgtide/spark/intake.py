@@ -258,6 +258,8 @@ class Intake:
             except LogRangeError:
                 self._begin_again(load)
                 return _Beside.AGAIN
+            except LogError:
+                raise
             except Exception as error:
                 if not may_pass(error):
                     # A change that cannot be applied stays one: the next attempt reads the table as it is then.
@@ -275,6 +277,7 @@ class Intake:
     def _begin_again(self, load: Load) -> None:
         table = load.table
         table.joining = table.joining or self._has_gap(table)
+        table.needs_from = self._tables.done
         self._joining.discard(load)
         if not self._tables.is_fenced(table):  # else it begins when the fence is passed
             self._joining.begin(table, beside=load.is_beside)

@@ -49,7 +49,7 @@ LOADED = declare("load.finished", "all tables are loaded, the snapshot is still 
 
 class Loader:
     def __init__(self, spark: SparkSession, config: Config, applier: Applier, sink: Sink, unloaded: set[str]) -> None:
-        """`unloaded`: tables that failed half-way, and will come again: the snapshot is kept for them."""
+        """`unloaded`: tables that failed, and will come again: the snapshot is kept for them."""
         self._means = Means(spark, config, applier, sink, ConnectionLimit(config.snapshot.connections))
         self._log_location = config.log_location
         self._one_load = threading.Lock()  # one snapshot is offered at a time
@@ -99,7 +99,7 @@ class Loader:
                 break
             before = {table.name: loaded_ranges(table.version) for table in left}
             outcome, refused = self._round(left, pair, stop, report, loaded), pair.offer
-            failed |= {table.name for table in outcome.failed if loaded_ranges(table.version)}
+            failed |= {table.name for table in outcome.failed}
             if outcome.unusable:
                 self._refused = pair.offer
             for table in outcome.again:
