@@ -5,6 +5,7 @@ Cheap enough to look several times a second while the mirror runs.  The proof do
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ def mirror_rows(table: Path) -> int | None:
     metadata = table / "metadata"
     try:
         version = (metadata / "version-hint.text").read_text().strip()
-        content = json.loads((metadata / f"v{version}.metadata.json").read_bytes())
+        content = json.loads(_content(metadata, version))
     except (FileNotFoundError, ValueError):
         return None  # not created yet, or replaced in this moment
     current = content.get("current-snapshot-id")
@@ -24,3 +25,11 @@ def mirror_rows(table: Path) -> int | None:
             # Merge-on-read: deleted rows stay in their files until compaction; deletion vectors list them.
             return int(summary["total-records"]) - int(summary.get("total-position-deletes", 0))
     return None
+
+
+def _content(metadata: Path, version: str) -> bytes:
+    """The mirror has its metadata compressed."""
+    try:
+        return gzip.decompress((metadata / f"v{version}.gz.metadata.json").read_bytes())
+    except (FileNotFoundError, EOFError, gzip.BadGzipFile):
+        return (metadata / f"v{version}.metadata.json").read_bytes()
