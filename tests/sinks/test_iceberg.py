@@ -9,12 +9,16 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
+    ArrayType,
     BooleanType,
     DecimalType,
     IntegerType,
     LongType,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -23,7 +27,7 @@ from pyspark.sql.types import (
 from pgtide.errors import TableError
 from pgtide.failpoints import FailpointReached
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Version
-from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours
+from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours, stored_type
 from pgtide.sinks.iceberg_table import MAIN, IcebergTable, quoted
 from pgtide.sinks.merge import DELETE, LOST_VALUE, keep_name, origin_name
 from tests.arming import armed
@@ -74,6 +78,42 @@ def test_table_that_does_not_exist_is_told_apart_from_an_empty_one(
     assert recorded(sink, empty).properties["pgtide.relation"] == "public.t"
     shown = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {empty.target}").collect()}
     assert shown["format-version"] == "3"
+
+
+def test_table_that_several_make_at_once_is_made_once(sink: IcebergSink) -> None:
+    target = quoted("lake", f"new_{uuid.uuid4().hex[:12]}", "a table")
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: sink.create(target, COLUMNS, {"pgtide.relation": "public.t"}), range(4)))
+    assert all(version == sink.recorded(target) for version in made)
+
+
+def test_columns_of_a_new_table_take_nulls_and_names_of_any_kind(spark: SparkSession, sink: IcebergSink) -> None:
+    point = StructType([StructField("a b", ShortType(), nullable=False), StructField("`", StringType())])
+    columns = StructType(
+        [
+            StructField("id", LongType(), nullable=False),
+            StructField("so many: points", ArrayType(point, containsNull=False)),
+        ]
+    )
+    version = sink.create(quoted("lake", "sinks", f"t {uuid.uuid4().hex[:12]}"), columns, {"pgtide.note": "it's `so`"})
+    assert version.properties["pgtide.note"] == "it's `so`"
+    sink.append(
+        version,
+        spark.createDataFrame(
+            [(None, [(1, "x"), None])],
+            StructType([StructField(field.name, stored_type(field.dataType)) for field in columns]),
+        ),
+        mark(1),
+    )
+    (row,) = spark.table(version.target).collect()
+    assert (row["id"], row["so many: points"][0]["a b"], row["so many: points"][1]) == (None, 1, None)
+
+
+def test_table_that_cannot_be_made_says_why(sink: IcebergSink) -> None:
+    twice = StructType([StructField("id", LongType()), StructField("id", LongType())])
+    with pytest.raises((Py4JJavaError, PySparkException), match="id"):
+        sink.create(quoted("lake", "sinks", "never made"), twice, {})
+    assert sink.recorded(quoted("lake", "sinks", "never made")) is None
 
 
 def test_rows_and_mark_are_one_commit(spark: SparkSession, sink: IcebergSink, empty: Version) -> None:

@@ -35,13 +35,14 @@ from pgtide.errors import TableError
 from pgtide.failpoints import declare, reach
 from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
-from pgtide.sinks.iceberg_table import MAIN, IcebergTable, is_conflict, quoted
+from pgtide.sinks.iceberg_table import MAIN, IcebergTable, create_table, is_conflict, quoted
 from pgtide.sinks.merge import DELETE, DELETED, PREFIX, fill_statement, merge_statement, supersede_statement
 from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
 BESIDE = "pgtide-load"  # the branch of a load that is to replace what main has; `sweep` leaves it alone
 _FORWARD_ATTEMPTS = 5
+_CREATE_ATTEMPTS = 3
 _OURS = "pgtide."  # what the names of properties begin with that say what the columns are
 
 # A table that is compacted cannot be written meanwhile, so a go must end within seconds.
@@ -86,20 +87,19 @@ class IcebergSink:
         return None if table is None else _version(table)
 
     def create(self, target: str, columns: StructType, properties: dict[str, str]) -> Version:
-        namespace = target.rpartition(".")[0]
-        self._make(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
-        definitions = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in columns)
-        listed = ", ".join(f"{_literal(k)} = {_literal(v)}" for k, v in (_TABLE_PROPERTIES | properties).items())
-        self._make(f"CREATE TABLE IF NOT EXISTS {target} ({definitions}) USING iceberg TBLPROPERTIES ({listed})")
+        stored, properties = stored_type(columns), _TABLE_PROPERTIES | properties
+        for left in reversed(range(_CREATE_ATTEMPTS)):
+            try:
+                create_table(self._spark, target, stored, properties)
+                break
+            except (PySparkException, Py4JJavaError):
+                # What another driver makes in the same moment, catalogs in a database tell as errors of any kind.
+                if self._load(target) is not None:
+                    break
+                if not left:
+                    raise
         reach(TABLE_CREATED)
         return _version(IcebergTable(self._spark, target))
-
-    def _make(self, statement: str) -> None:
-        """What another driver makes in the same moment, catalogs in a database tell as errors of any kind."""
-        try:
-            self._spark.sql(statement)
-        except (PySparkException, Py4JJavaError):
-            self._spark.sql(statement)
 
     def evolve(
         self, version: Version, columns: StructType, properties: dict[str, str], alterations: Alterations | None = None
@@ -469,10 +469,6 @@ def _has_rows(summary: dict[str, str]) -> bool:
 
 def _branch_of(target: str, branch: str) -> str:
     return f"{target}.{quoted('branch_' + branch)}"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _discard(_: DataFrame) -> None:

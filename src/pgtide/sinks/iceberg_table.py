@@ -45,17 +45,39 @@ def quoted(*parts: str) -> str:
     return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
 
 
+def create_table(spark: SparkSession, identifier: str, columns: DataType, properties: Mapping[str, str]) -> None:
+    """Makes the table, and the namespace if need be; raises if there is one.
+
+    SQL would have to be analyzed and planned, for which other tables' loads leave it no processor for seconds.
+    """
+    jvm = _jvm_with_session(spark)
+    gateway: Any = spark.sparkContext._gateway
+    found = jvm.org.apache.iceberg.spark.Spark3Util.catalogAndIdentifier(spark._jsparkSession, identifier)
+    catalog, name = found.catalog(), found.identifier()
+    if not catalog.namespaceExists(name.namespace()):
+        catalog.createNamespace(name.namespace(), jvm.java.util.HashMap())
+    schema = jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
+    not_partitioned = gateway.new_array(jvm.org.apache.spark.sql.connector.expressions.Transform, 0)
+    catalog.createTable(name, schema, not_partitioned, MapConverter().convert(properties, gateway._gateway_client))
+
+
+def _jvm_with_session(spark: SparkSession) -> Any:
+    """Catalogs are found by the configuration of the thread's active session, and a new thread has none."""
+    jvm: Any = spark._jvm
+    getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(spark._jsparkSession)
+    return jvm
+
+
 class IcebergTable:
     """A loaded table; `refresh` looks at the catalog again."""
 
     def __init__(self, spark: SparkSession, identifier: str) -> None:
         self.identifier = identifier
         self._spark = spark
-        jvm: Any = spark._jvm
-        # Catalogs are found by the configuration of the thread's active session, and a new thread has none.
-        getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(spark._jsparkSession)
-        self._table: Any = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, identifier)
-        self._jvm = jvm
+        self._jvm = _jvm_with_session(spark)
+        self._table: Any = self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+            spark._jsparkSession, identifier
+        )
 
     def refresh(self) -> None:
         self._table.refresh()
