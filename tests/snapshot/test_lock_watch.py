@@ -17,6 +17,7 @@ from pgtide.snapshot.table_ranges import cut
 from pgtide.spark.source_rows import source_table
 from pgtide.spark.source_table import SourceTable, read_range
 from tests.database import Database
+from tests.snapshot.exported import exported_snapshot
 from tests.waiting import wait_for
 
 
@@ -24,10 +25,8 @@ from tests.waiting import wait_for
 def slow_table(database: Database) -> Iterator[tuple[Connection, SourceTable]]:
     """A table whose rows take a tenth of a second each, through a row filter that waits."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 1000)")
-    with database.connect() as keeper, connect(database.dsn, timeout_s=10) as reader:
-        keeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        [(snapshot, oid)] = keeper.execute("SELECT pg_export_snapshot(), 't'::regclass::oid::int8").fetchall()
-        source = source_table(reader, oid, snapshot, "", ())
+    with exported_snapshot(database, "t") as (snapshot, oid), connect(database.dsn, timeout_s=10) as reader:
+        source = source_table(reader, oid, snapshot, ())
         yield reader, replace(source, row_filter="pg_sleep(0.1) IS NOT NULL")
 
 

@@ -7,8 +7,9 @@ import pytest
 from pgtide.errors import TableError
 from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import connect
+from pgtide.replication.slot import Snapshot
 from pgtide.snapshot.copy_range import TableAsOf
-from pgtide.snapshot.table_ranges import leaves
+from pgtide.snapshot.table_ranges import leaves, partition_files
 from tests.database import Database
 
 
@@ -22,7 +23,7 @@ def test_a_foreign_partition_that_came_after_the_start_parks_the_table_with_what
     with connect(database.dsn, timeout_s=10) as connection:
         catalog = Catalog(connection)
         (info,) = catalog.tables(["public.events"])
-        table = TableAsOf(catalog.shape(info.oid), snapshot="", server_started="")
+        table = TableAsOf(catalog.shape(info.oid), Snapshot("", "", ""))
         assert leaves(connection, table) == [database.rows("SELECT 'events_1'::regclass::oid::int8")[0][0]]
 
         database.execute(
@@ -32,3 +33,27 @@ def test_a_foreign_partition_that_came_after_the_start_parks_the_table_with_what
             leaves(connection, table)
     assert "public.events: its partition public.events_2 is a foreign table" in caught.value.what
     assert '"!public.events"' in caught.value.remedy
+
+
+def test_partition_that_somebody_has_locked_is_found_without_waiting(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE events (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE plain (id int)",
+    )
+    [(leaf, file, plain)] = database.rows(
+        "SELECT 'events_1'::regclass::oid::int8, pg_relation_filenode('events_1')::int8, 'plain'::regclass::oid::int8"
+    )
+    with database.connect() as other, connect(database.dsn, timeout_s=10) as connection:
+        catalog = Catalog(connection)
+        table, unparted = (
+            TableAsOf(catalog.shape(info.oid), Snapshot("", "", ""))
+            for info in catalog.tables(["public.events", "public.plain"])
+        )
+        other.execute("BEGIN")
+        other.execute("LOCK TABLE events_1, plain IN ACCESS EXCLUSIVE MODE")
+        connection.execute("SET lock_timeout = 1")
+        assert leaves(connection, table) == [leaf]
+        assert partition_files(connection, table) == {(leaf, file)}
+        assert leaves(connection, unparted) == [plain]
+        assert partition_files(connection, unparted) == set()

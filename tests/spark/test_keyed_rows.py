@@ -16,6 +16,7 @@ from pgtide.snapshot.table_ranges import cut, leaves
 from pgtide.spark.keyed_rows import KeyedTable, key_types, read_keys
 from pgtide.spark.source_rows import source_table
 from tests.database import Database
+from tests.snapshot.exported import exported_snapshot
 
 
 def answered(
@@ -26,12 +27,8 @@ def answered(
     ranges: list[CtidRange] | None = None,
 ) -> dict[tuple[Any, ...], dict[str, Any] | None]:
     """By key: the row as of a snapshot that was taken before `meanwhile`, or None where it is to be deleted."""
-    with database.connect() as keeper, connect(database.dsn, timeout_s=10) as reader:
-        keeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        [(snapshot, oid)] = keeper.execute(
-            f"SELECT pg_export_snapshot(), '{table}'::regclass::oid::int8".encode()
-        ).fetchall()
-        source = source_table(reader, oid, snapshot, "", ())
+    with exported_snapshot(database, table) as (snapshot, oid), connect(database.dsn, timeout_s=10) as reader:
+        source = source_table(reader, oid, snapshot, ())
         looked_in = cut(reader, source, 1 << 20) if ranges is None else ranges
         keyed = KeyedTable(source, key_types(reader, source.shape), tuple(leaves(reader, source)), tuple(looked_in))
         database.execute(*meanwhile)

@@ -22,6 +22,7 @@ from pgtide.spark.keys import UnusableKey
 from pgtide.spark.new_pair import distinct_keys
 from pgtide.spark.source_rows import errors_of_workers, rows_here, source_table
 from tests.database import Database, create_database, drop_database
+from tests.snapshot.exported import exported_snapshot
 from tests.spark.logs import offset_rows, table_shape, update
 from tests.spark.shop import Shop, open_shop
 from tests.spark.test_verify import verify
@@ -30,12 +31,8 @@ from tests.waiting import wait_for
 
 def loaded(database: Database, table: str) -> list[dict[str, Any]]:
     """Its rows as a load reads them."""
-    with database.connect() as keeper, connect(database.dsn, timeout_s=10) as reader:
-        keeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        [(snapshot, oid)] = keeper.execute(
-            f"SELECT pg_export_snapshot(), '{table}'::regclass::oid::int8".encode()
-        ).fetchall()
-        source = source_table(reader, oid, snapshot, "", ())
+    with exported_snapshot(database, table) as (snapshot, oid), connect(database.dsn, timeout_s=10) as reader:
+        source = source_table(reader, oid, snapshot, ())
         rows = rows_here(reader, source, cut(reader, source, 1 << 20))
     assert rows is not None
     found: list[dict[str, Any]] = rows.to_pylist()

@@ -9,31 +9,40 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgtide.failpoints import arm
+from pgtide.log.control import alterations
 from pgtide.snapshot.ctid_ranges import CtidRange, missing
 from tests.database import Database
 from tests.spark.shop import Shop, open_shop
 from tests.waiting import wait_for
 
-TABLES = ("orders", "truncated", "rewritten", "altered", "keyless")
+TABLES = ("orders", "truncated", "rewritten", "altered", "keyless", "labelled")
 
 
 @pytest.fixture
 def shop(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """Five tables of some ranges each."""
+    """Six tables of some ranges each."""
     monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
-    shop = open_shop(database, spark, tmp_path, snapshot=f"connections = 5\nrange_bytes = {7 * 8192}")
+    shop = open_shop(database, spark, tmp_path, snapshot=f"connections = 6\nrange_bytes = {7 * 8192}")
     database.execute("DROP TABLE customers, empty", "ALTER TABLE orders ADD big text")
     for table in TABLES[1:]:
         database.execute(
             f"CREATE TABLE {table} (id int {'' if table == 'keyless' else 'PRIMARY KEY'}, note text, other int)",
             f"INSERT INTO {table} SELECT n, repeat('x', n % 50), n FROM generate_series(1, 3000) n",
         )
-    database.execute("ALTER TABLE keyless REPLICA IDENTITY FULL")
+    database.execute(
+        "ALTER TABLE keyless REPLICA IDENTITY FULL",
+        "CREATE TYPE mood AS ENUM ('glad', 'sad')",
+        "ALTER TABLE labelled ADD mood mood NOT NULL DEFAULT 'glad'",
+    )
     return shop
 
 
 def flat(commits: list[list[CtidRange]]) -> list[CtidRange]:
     return [part for ranges in commits for part in ranges]
+
+
+def has_noted_a_rewrite(shop: Shop) -> bool:
+    return any(note.rewritten_lsn for note in alterations(shop.config.log_location).values())
 
 
 @pytest.mark.timeout(600)
@@ -63,12 +72,14 @@ def test_loaded_ranges_are_kept_and_changed_keys_read_anew(shop: Shop, tmp_path:
                 "VACUUM FULL rewritten",
                 "ALTER TABLE altered DROP COLUMN other",
                 "DELETE FROM keyless WHERE id < 10",
+                "ALTER TYPE mood RENAME VALUE 'glad' TO 'merry'",  # nothing is sent, and files and shape stay
             )
             shop.wait_until_captured()
+            wait_for(lambda: has_noted_a_rewrite(shop), what="the capture to note the other label")
         with shop.capturing():
             held.touch()
             shop.database.execute("UPDATE orders SET note = 'later' WHERE id % 50 = 1")
-            wait_until_equal("public.orders", "public.truncated", "public.rewritten", "public.keyless")
+            wait_until_equal(*(f"public.{table}" for table in TABLES if table != "altered"))
             wait_until_equal("public.altered", columns="id, note, NULL::int")
     first, second = shop.loads("public.orders").values()
     kept, read = second[0], flat(second[1:])

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 from pgtide.sinks import Mark, Version
 from pgtide.sinks.iceberg import IcebergSink
+from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import quoted
 from pgtide.spark.range_files import write_file
 from pgtide.spark.rows import arrow_schema, frame_of
@@ -91,9 +92,22 @@ def test_no_rows_make_no_file(spark: SparkSession, version: Version) -> None:
     assert write_file([], layout) is None
 
 
-def test_a_table_that_is_partitioned_or_elsewhere_is_left_to_icebergs_writer(spark: SparkSession) -> None:
-    from pgtide.sinks.iceberg_files import layout_of_files
+@pytest.mark.parametrize(
+    ("folder", "path"),
+    [
+        ("file:/lake/public/a#b?c%20d/data", "/lake/public/a#b?c%20d/data"),
+        ("file:///lake/data", "/lake/data"),
+        ("/lake/a:b/data", "/lake/a:b/data"),
+        ("lake/a:b/data", "lake/a:b/data"),
+    ],
+)
+def test_files_go_into_the_folder_of_their_table_whatever_its_name(folder: str, path: str) -> None:
+    layout = layout_of_files(folder, {"fields": []})
+    assert layout is not None
+    assert layout.folder == path
 
+
+def test_a_table_that_is_partitioned_or_elsewhere_is_left_to_icebergs_writer(spark: SparkSession) -> None:
     name = quoted("lake", "files", f"t_{uuid.uuid4().hex[:12]}")
     spark.sql(f"CREATE TABLE {name} (id bigint, day date) USING iceberg PARTITIONED BY (day)")
     assert IcebergSink(spark).file_layout(Version(name, None, has_rows=False, mark=None)) is None

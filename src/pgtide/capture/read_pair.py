@@ -42,7 +42,7 @@ def hold(config: Config, server: Server, created: CreatedSlot, *, is_first: bool
     connection = server.connect(timeout_s=config.source.connect_timeout_seconds)
     try:
         with postgres_errors("keeping the snapshot"):
-            kept = KeptSnapshot(connection, created.snapshot_name)
+            kept = KeptSnapshot(connection, created.snapshot_name, server.started)
             row = connection.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8").fetchone()
     except BaseException:
         connection.close()

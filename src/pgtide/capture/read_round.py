@@ -169,7 +169,7 @@ class _TableReader:
 
     def read(self, table: ReadTable, publications: Sequence[str]) -> None:
         oid, snapshot = table.relation_oid, self._config.snapshot
-        found = table_as_of(self._connection, oid, self._pair.kept.name, self._pair.server.started, publications)
+        found = table_as_of(self._connection, oid, self._pair.kept.snapshot, publications)
         limits = ReadLimits(snapshot.statement_timeout_seconds, self._watch.reader_name(oid))
         source = replace(found, limits=limits)
         pieces = _Pieces(source.shape, self._pair, self._put, supersedes=table.supersedes)

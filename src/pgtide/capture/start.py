@@ -256,8 +256,9 @@ def keep(
     keeper = server.connect(timeout_s=config.source.connect_timeout_seconds)
     try:
         with postgres_errors("keeping the snapshot"):
-            kept = KeptSnapshot(keeper, created.snapshot_name)
-        offer = SnapshotOffer(kept.name, created.consistent_lsn, tables, server.started, standby)
+            kept = KeptSnapshot(keeper, created.snapshot_name, server.started)
+        found = kept.snapshot
+        offer = SnapshotOffer(found.name, found.contents, created.consistent_lsn, tables, server.started, standby)
         offer_snapshot(config.log_location, offer)
     except BaseException:
         keeper.close()

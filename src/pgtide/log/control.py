@@ -55,6 +55,7 @@ class SnapshotOffer:
     """A database snapshot to import: it holds exactly the transactions with end LSN at or below `lsn`."""
 
     name: str  # for SET TRANSACTION SNAPSHOT
+    contents: str  # which transactions it sees: after a crash of a server process names come again
     lsn: int
     tables: tuple[str, ...]  # those that are to be loaded under it, by qualified name
     server_started: str  # which server has it: its standbys have snapshots of the same name
@@ -62,7 +63,7 @@ class SnapshotOffer:
 
 
 def offer_snapshot(location: Location, offer: SnapshotOffer) -> None:
-    data = {"snapshot": offer.name, "lsn": format_lsn(offer.lsn), "tables": offer.tables}
+    data = {"snapshot": offer.name, "contents": offer.contents, "lsn": format_lsn(offer.lsn), "tables": offer.tables}
     _write(location, _OFFER, data | {"server_started": offer.server_started, "standby": offer.standby})
 
 
@@ -72,6 +73,7 @@ def offered_snapshot(location: Location) -> SnapshotOffer | None:
         return None
     return SnapshotOffer(
         data["snapshot"],
+        data.get("contents", ""),
         parse_lsn(data["lsn"]),
         tuple(data["tables"]),
         data["server_started"],

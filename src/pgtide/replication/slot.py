@@ -163,17 +163,26 @@ def check_slot(state: SlotState | None, name: str, database: str, durable_lsn: i
     return state
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An exported snapshot and what it is told by: names come again when a server process has crashed."""
+
+    name: str  # for SET TRANSACTION SNAPSHOT
+    contents: str  # which transactions it sees, as pg_current_snapshot() prints it
+    server_started: str  # the server that has it: its standbys have snapshots of the same name
+
+
 class KeptSnapshot:
     """An exported snapshot that stays importable for as long as this object's connection lives."""
 
-    def __init__(self, connection: psycopg.Connection[Any], snapshot_name: str) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], snapshot_name: str, server_started: str) -> None:
         self._connection = connection
         connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name)))
-        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+        row = connection.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
         assert row is not None
-        self.name: str = row[0]
+        self.snapshot = Snapshot(row[0], row[1], server_started)
 
     def is_alive(self) -> bool:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -36,15 +35,23 @@ class _NotKnownError(ValueError):
 
 def layout_of_files(folder: str, columns: dict[str, Any]) -> FileLayout | None:
     """None where pyarrow cannot write as Iceberg wants it, or not to that place."""
-    place = urlsplit(folder)
-    if place.scheme not in ("", "file"):
+    path = _local_path(folder)
+    if path is None:
         return None
     try:
         # Not the mark of soft deletes: a file without it has its default, and that is that all rows live.
         fields = [_field(found) for found in columns["fields"] if found["name"] != DELETED]
     except _NotKnownError:
         return None
-    return FileLayout(place.path, pa.schema(fields))
+    return FileLayout(path, pa.schema(fields))
+
+
+def _local_path(folder: str) -> str | None:
+    """Taken apart as Hadoop does it: a path may hold `#`, `?` and `%`, which mean nothing in it."""
+    scheme, _, rest = folder.partition(":")
+    if not rest or "/" in scheme:
+        return folder
+    return re.sub("^//[^/]*", "", rest) if scheme == "file" else None
 
 
 def _field(found: dict[str, Any]) -> pa.Field:

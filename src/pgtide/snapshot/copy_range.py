@@ -22,6 +22,7 @@ from pgtide.decode import Frames, copied_as_text, decode_copy
 from pgtide.errors import PgtideError, TableError, TransientError
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.copy_out import copy_out
+from pgtide.replication.slot import Snapshot
 from pgtide.schema import Column, TableShape
 from pgtide.snapshot.ctid_ranges import CtidRange
 
@@ -68,16 +69,21 @@ class TableAsOf:
     """What to read of a table, and as of when."""
 
     shape: TableShape
-    snapshot: str
-    server_started: str  # the server that has the snapshot
+    snapshot: Snapshot
     row_filter: str | None = None  # what its publication lets through, as the server prints it
     limits: ReadLimits = NO_LIMITS
     standby: bool = False  # the snapshot is one of the server in source.read_from
 
 
+def limit_waiting_for_locks(connection: Connection) -> None:
+    """Also what only asks for the size of a table waits for those who have locked it."""
+    with postgres_errors("setting up the connection"):
+        connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}".encode())
+
+
 @contextmanager
 def under_snapshot(
-    connection: Connection, relation_oids: Sequence[int], snapshot: str, limits: ReadLimits = NO_LIMITS
+    connection: Connection, relation_oids: Sequence[int], snapshot: Snapshot, limits: ReadLimits = NO_LIMITS
 ) -> Iterator[dict[int, str]]:
     """A read-only transaction under the snapshot with these tables locked; gives their quoted names.
 
@@ -100,9 +106,11 @@ def under_snapshot(
         except psycopg.errors.UndefinedTable as error:
             raise _renamed(names[oids[0]]) from error
         try:
-            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name)))
         except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject) as error:
-            raise SnapshotGone(f"The snapshot {snapshot} is gone.", remedy="A new one is asked for.") from error
+            raise _gone(snapshot) from error
+        if connection.execute("SELECT pg_current_snapshot()::text").fetchone() != (snapshot.contents,):
+            raise _gone(snapshot)
         _check_locked(connection, names)
         try:
             yield names
@@ -117,6 +125,10 @@ def under_snapshot(
         if rewritten is not None:
             what = f"{names[rewritten[0]]} was truncated or rewritten while it was read."
             raise Rewritten(what, remedy="It is read again.")
+
+
+def _gone(snapshot: Snapshot) -> SnapshotGone:
+    return SnapshotGone(f"The snapshot {snapshot.name} is gone.", remedy="A new one is asked for.")
 
 
 def _check_locked(connection: Connection, names: dict[int, str]) -> None:

@@ -11,12 +11,19 @@ from pgtide.errors import TableError
 from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.published import published_tables
+from pgtide.replication.slot import Snapshot
 from pgtide.snapshot.copy_range import TableAsOf, dropped, under_snapshot
 from pgtide.snapshot.ctid_ranges import CtidRange
 
+# They are asked for their ancestors: pg_partition_tree() would wait for exclusive locks on them.
+_LEAVES = (
+    "FROM pg_catalog.pg_class c, pg_catalog.pg_partition_ancestors(c.oid) a "
+    "WHERE c.relispartition AND c.relkind IN ('r', 'f') AND a.relid::oid::int8 = %s"
+)
+
 
 def table_as_of(
-    connection: Connection, relation_oid: int, snapshot: str, server_started: str, publications: Sequence[str]
+    connection: Connection, relation_oid: int, snapshot: Snapshot, publications: Sequence[str]
 ) -> TableAsOf:
     """The table as of the snapshot: the columns and rows that the stream carries from there on."""
     with under_snapshot(connection, [relation_oid], snapshot):
@@ -24,7 +31,7 @@ def table_as_of(
         published = published_tables(connection, publications, [relation_oid]).get(relation_oid)
     if shape is None:
         raise dropped(f"the table with oid {relation_oid}")
-    return TableAsOf(shape, snapshot, server_started, published.row_filter if published else None)
+    return TableAsOf(shape, snapshot, published.row_filter if published else None)
 
 
 def leaves(connection: Connection, table: TableAsOf) -> list[int]:
@@ -32,10 +39,7 @@ def leaves(connection: Connection, table: TableAsOf) -> list[int]:
     oid = table.shape.relation_oid
     with postgres_errors(f"reading {table.shape.qualified_name}"):
         found = connection.execute(
-            "SELECT c.oid::int8, c.relkind::text, t.relid::regclass::text "
-            "FROM pg_catalog.pg_partition_tree(%s) t JOIN pg_catalog.pg_class c ON c.oid = t.relid "
-            "WHERE t.isleaf ORDER BY 1",
-            [oid],
+            f"SELECT c.oid::int8, c.relkind::text, c.oid::regclass::text {_LEAVES} ORDER BY 1".encode(), [oid]
         ).fetchall()
     for _, relkind, name in found:
         if relkind == "f":
@@ -72,9 +76,7 @@ def partition_files(connection: Connection, table: TableAsOf) -> set[tuple[int, 
     """The leaf partitions, each with its file, as they are now; none for a table that is not partitioned."""
     with postgres_errors(f"reading {table.shape.qualified_name}"):
         found = connection.execute(
-            "SELECT relid::oid::int8, pg_relation_filenode(relid)::int8 FROM pg_catalog.pg_partition_tree(%s) "
-            "WHERE isleaf AND relid <> %s",
-            [table.shape.relation_oid, table.shape.relation_oid],
+            f"SELECT c.oid::int8, pg_relation_filenode(c.oid)::int8 {_LEAVES}".encode(), [table.shape.relation_oid]
         ).fetchall()
     return set(found)
 

@@ -16,16 +16,15 @@ from pgtide.config import Config
 from pgtide.errors import TransientError
 from pgtide.replication.connect import Connection, connect, postgres_errors
 from pgtide.replication.server import reached
-from pgtide.replication.slot import CreatedSlot, KeptSnapshot, create_slot
+from pgtide.replication.slot import CreatedSlot, KeptSnapshot, Snapshot, create_slot
 
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ExactPair:
-    snapshot: str  # for SET TRANSACTION SNAPSHOT
+    snapshot: Snapshot
     lsn: int
-    server_started: str  # the server that has the snapshot, of all those that the connection string may lead to
 
 
 @contextmanager
@@ -38,8 +37,8 @@ def exact_pair(config: Config, stop: threading.Event, limit_s: float) -> Iterato
             keeper = opened.enter_context(server.connect(timeout_s=timeout_s))
             created = _created(replication, keeper, stop, limit_s)
             with postgres_errors("keeping a snapshot"):
-                kept = KeptSnapshot(keeper, created.snapshot_name)
-        yield ExactPair(kept.name, created.consistent_lsn, server.started)
+                kept = KeptSnapshot(keeper, created.snapshot_name, server.started)
+        yield ExactPair(kept.snapshot, created.consistent_lsn)
 
 
 def _created(replication: Connection, side: Connection, stop: threading.Event, limit_s: float) -> CreatedSlot:

@@ -268,6 +268,8 @@ class Intake:
             table.needs_from = shadow.clean_to
             if shadow.clean_to < self._tables.done:
                 return _Beside.BEHIND
+        if shadow.clean_to < table.clean_to:
+            return _Beside.BEHIND  # a mirror that was killed had brought the table further than the others
         table.version = self._sink.take_over(shadow.version)
         reach(TAKEN_OVER)
         table.shape, table.clean_to, table.needs_from = shadow.shape, shadow.clean_to, None

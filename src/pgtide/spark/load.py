@@ -23,7 +23,9 @@ from pgtide.config import Config
 from pgtide.errors import LogError, PgtideError, TableError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import (
+    Alteration,
     SnapshotOffer,
+    alterations,
     histories,
     offered_snapshot,
     request_snapshot,
@@ -128,9 +130,12 @@ class Loader:
 
     def _complete_lsn(self, tables: list[MirrorTable]) -> int:
         """From where on the log has all changes of the tables: rows as of an earlier LSN would miss some."""
-        known = histories(self._log_location)
-        found = (known.get(table.shape.relation_oid) for table in tables)
-        return max((history.complete_lsn or 0 for history in found if history is not None), default=0)
+        known, noted, lsns = histories(self._log_location), alterations(self._log_location), [0]
+        for oid in (table.shape.relation_oid for table in tables):
+            lsns.append(_rewritten_lsn(noted, oid))
+            if oid in known:
+                lsns.append(known[oid].complete_lsn or 0)
+        return max(lsns)
 
     def _round(
         self,
@@ -141,14 +146,16 @@ class Loader:
         loaded: Callable[[MirrorTable], None],
     ) -> _Outcome:
         """Loads tables at the same time.  One that fails is tried again for as long as others are being read."""
-        config, outcome, known = self._means.config, _Outcome(), histories(self._log_location)
+        config, outcome = self._means.config, _Outcome()
+        known, noted = histories(self._log_location), alterations(self._log_location)
         paused: dict[str, tuple[float, MirrorTable]] = {}
         fatal: BaseException | None = None
 
         def one(table: MirrorTable) -> None:
             if not stop.is_set():
                 self._means.spark.addTag(JOB_TAG)
-                TableLoad(self._means, table, known.get(table.shape.relation_oid), pair, watch, stop).run()
+                oid = table.shape.relation_oid
+                TableLoad(self._means, table, known.get(oid), _rewritten_lsn(noted, oid), pair, watch, stop).run()
 
         with (
             LockWatch(pair.server(config), config.source.connect_timeout_seconds) as watch,
@@ -194,6 +201,10 @@ class _Outcome:
     again: list[MirrorTable] = field(default_factory=list)  # need another snapshot
     failed: list[MirrorTable] = field(default_factory=list)
     unusable: list[MirrorTable] = field(default_factory=list)  # only a later snapshot can have them otherwise
+
+
+def _rewritten_lsn(noted: dict[int, Alteration], relation_oid: int) -> int:
+    return noted[relation_oid].rewritten_lsn if relation_oid in noted else 0
 
 
 def _told_again(table: MirrorTable, error: PgtideError, max_age_minutes: float) -> str:

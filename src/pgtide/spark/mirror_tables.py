@@ -113,8 +113,8 @@ class MirrorTables:
         table.error = told(table, error)
         table.may_pass = may_pass(error)
         table.version = None
-        if table.joining:  # what is loaded beside a table still needs its changes
-            table.needs_from = None
+        if table.joining:  # it has nothing of its own that needs older changes than its load did
+            table.clean_to, table.needs_from = max(table.clean_to, table.needs_from or 0), None
         table.joining = table.catching_up = False
         table.failures += 1
         table.retry_at_s = time.monotonic() + pause_s(table.failures)

@@ -155,7 +155,7 @@ class KeyReader:
     def _by_executors(self, table: KeyedTable, keys: DataFrame) -> DataFrame:
         timeout_s = self._config.source.connect_timeout_seconds
         source = self._source
-        reference = SourceReference(str(self._config.file), timeout_s, source.server_started, source.standby)
+        reference = SourceReference(str(self._config.file), timeout_s, source.snapshot.server_started, source.standby)
 
         def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with reference.open() as own:

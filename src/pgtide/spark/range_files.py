@@ -39,7 +39,7 @@ def files_by_executors(
     There are no more tasks than run at once: each costs 0.2 s of a worker's time before and after its rows.
     """
     timeout_s = config.source.connect_timeout_seconds
-    source = SourceReference(str(config.file), timeout_s, table.server_started, table.standby)
+    source = SourceReference(str(config.file), timeout_s, table.snapshot.server_started, table.standby)
     parts = tuple(ranges)
 
     def write(batches: object) -> object:

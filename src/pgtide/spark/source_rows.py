@@ -17,6 +17,7 @@ from pgtide.config import Config
 from pgtide.errors import TableError, TransientError
 from pgtide.replication.connect import Connection
 from pgtide.replication.server import OtherServerError
+from pgtide.replication.slot import Snapshot
 from pgtide.snapshot.copy_range import Altered, Cancelled, Locked, Rewritten, SnapshotGone, StartAgain
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.snapshot.table_ranges import table_as_of
@@ -29,12 +30,12 @@ _BLOCK_BYTES = 8192  # as nearly every server has it; only to guess
 
 
 def source_table(
-    connection: Connection, relation_oid: int, snapshot: str, server_started: str, publications: Sequence[str]
+    connection: Connection, relation_oid: int, snapshot: Snapshot, publications: Sequence[str]
 ) -> SourceTable:
     """The table as of the snapshot: the columns and rows that the stream carries from there on."""
-    found = table_as_of(connection, relation_oid, snapshot, server_started, publications)
+    found = table_as_of(connection, relation_oid, snapshot, publications)
     columns = table_schema(found.shape)
-    return SourceTable(found.shape, snapshot, server_started, found.row_filter, columns=columns)
+    return SourceTable(found.shape, snapshot, found.row_filter, columns=columns)
 
 
 def rows_here(connection: Connection, table: SourceTable, ranges: Sequence[CtidRange]) -> pa.Table | None:
@@ -63,7 +64,7 @@ def rows_by_executors(
 ) -> DataFrame:
     """The rows, read anew by every action on the frame, over so many connections at once (`snapshot.connections`)."""
     source = SourceReference(
-        str(config.file), config.source.connect_timeout_seconds, table.server_started, table.standby
+        str(config.file), config.source.connect_timeout_seconds, table.snapshot.server_started, table.standby
     )
     parts = tuple(ranges)
 

@@ -21,9 +21,19 @@ from pgtide.lsn import format_lsn, parse_lsn
 from pgtide.replication.connect import Connection
 from pgtide.replication.publication import publication_names
 from pgtide.replication.server import OtherServerError, Server
+from pgtide.replication.slot import Snapshot
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.iceberg import check_ours
-from pgtide.snapshot.copy_range import Altered, Cancelled, Locked, ReadLimits, Rewritten, SnapshotGone, StartAgain
+from pgtide.snapshot.copy_range import (
+    Altered,
+    Cancelled,
+    Locked,
+    ReadLimits,
+    Rewritten,
+    SnapshotGone,
+    StartAgain,
+    limit_waiting_for_locks,
+)
 from pgtide.snapshot.ctid_ranges import CtidRange, missing, parse_range, together
 from pgtide.snapshot.lock_watch import LockWatch
 from pgtide.snapshot.table_ranges import cut, file_blocks, partition_files, table_bytes
@@ -80,13 +90,16 @@ class TableLoad:
         means: Means,
         table: MirrorTable,
         history: TableHistory | None,
+        rewritten_lsn: int,
         pair: Pair,
         watch: LockWatch,
         stop: threading.Event,
     ) -> None:
+        """`rewritten_lsn`: before this, values of the table were changed that nothing was sent of; 0: never."""
         self._means = means
         self._table = table
         self._history = history
+        self._rewritten_lsn = rewritten_lsn
         self._pair = pair
         self._watch = watch
         self._stop = stop
@@ -182,12 +195,14 @@ class TableLoad:
         except OtherServerError as error:
             raise SnapshotGone(error.what, remedy=error.remedy) from error
         with connection:
+            limit_waiting_for_locks(connection)
             yield connection
 
     def _as_of_the_snapshot(self, connection: Connection) -> SourceTable:
         offer, oid, config = self._pair.offer, self._table.shape.relation_oid, self._means.config
         publications = publication_names(config.source)
-        source = source_table(connection, oid, offer.name, offer.server_started, publications)
+        snapshot = Snapshot(offer.name, offer.contents, offer.server_started)
+        source = source_table(connection, oid, snapshot, publications)
         limits = ReadLimits(config.snapshot.statement_timeout_seconds, self._watch.reader_name(oid))
         return replace(source, standby=offer.standby, limits=limits)
 
@@ -216,6 +231,8 @@ class TableLoad:
         if not loaded:
             raise StartAgain(f"{name}: it is not known what is loaded")
         before = parse_lsn((version.mark.load or "").rpartition("@")[2])
+        if self._rewritten_lsn > before or means.config.source.origin == "none":
+            raise StartAgain(f"{name}: rows have changed that are not in the log")
         reader = means.applier.reader()
         try:
             slices = changes_between(reader, source.shape, before, self._pair.offer.lsn)

@@ -167,7 +167,7 @@ class Verifier:
 
     def _connected(self, pair: ExactPair) -> AbstractContextManager[Connection]:
         source = self._config.source
-        return Server(source.dsn, pair.server_started).connect(timeout_s=source.connect_timeout_seconds)
+        return Server(source.dsn, pair.snapshot.server_started).connect(timeout_s=source.connect_timeout_seconds)
 
     def _compare(
         self, name: str, relation_oid: int, pair: ExactPair, point: Point, ranges: list[CtidRange] | None
@@ -178,7 +178,7 @@ class Verifier:
             mirror = mirror.where(f"NOT {DELETED}")
         here = None
         with self._connected(pair) as connection:
-            source = source_table(connection, relation_oid, pair.snapshot, pair.server_started, self._publications)
+            source = source_table(connection, relation_oid, pair.snapshot, self._publications)
             columns, problems = shared_columns(source.columns, mirror.schema)
             source = replace(source, columns=columns)
             if ranges is None:
