@@ -222,7 +222,7 @@ def test_random_alterations_between_random_changes_end_with_equal_tables(shop: S
                 f"INSERT INTO items (id, {listed}) VALUES ({key}, {quoted}) ON CONFLICT (id) DO UPDATE SET {assigned}",
                 f"UPDATE items SET {assigned} WHERE id = {key}",
                 f"DELETE FROM items WHERE id = {key}",
-                f"UPDATE items SET id = {key} + (SELECT max(id) FROM items) WHERE id = {key}",
+                f"UPDATE items SET id = {key + 1} + (SELECT max(id) FROM items) WHERE id = {key}",
             ]
         )
         connection.execute(statement.encode())
