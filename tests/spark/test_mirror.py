@@ -10,6 +10,7 @@ from pgtide.errors import PgtideError
 from pgtide.lsn import format_lsn
 from pgtide.schema import Column, TableShape
 from pgtide.spark import at
+from pgtide.spark.wide_fold import Survey, WideFold
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import INT8, delete, insert, model, table_shape, truncate, update
 from tests.waiting import wait_for
@@ -79,11 +80,23 @@ def test_progress_says_how_far_each_table_is(mirrored: Mirrored) -> None:
     assert progress["point"]["offset"] == end
 
 
-@pytest.mark.parametrize("run_bytes", [1, 1 << 20], ids=["a block at a time", "all in one run"])
-def test_many_changes_are_folded_by_executors_to_the_same_rows(
-    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch, run_bytes: int
+@pytest.mark.parametrize(
+    ("limit", "run_bytes"),
+    [("DRIVER_ROWS", 1), ("_DECODED_BYTES", 1 << 20)],
+    ids=["many rows, a block at a time", "large when decoded, all in one run"],
+)
+def test_many_or_large_changes_are_folded_by_executors_to_the_same_rows(
+    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch, limit: str, run_bytes: int
 ) -> None:
-    monkeypatch.setattr("pgtide.spark.apply.DRIVER_ROWS", 0)
+    surveyed: list[Survey] = []
+    survey = WideFold.survey
+
+    def counted(wide: WideFold) -> Survey:
+        surveyed.append(survey(wide))
+        return surveyed[-1]
+
+    monkeypatch.setattr(WideFold, "survey", counted)
+    monkeypatch.setattr(f"pgtide.spark.apply.{limit}", 0)
     monkeypatch.setattr("pgtide.spark.wide_fold._RUN_BYTES", run_bytes)
     first = [insert(ORDERS, id=number, region="n", body="large" * number) for number in range(1, 20)]
     mirrored.log.commit(*first)
@@ -119,6 +132,7 @@ def test_many_changes_are_folded_by_executors_to_the_same_rows(
         mirrored.log.commit(*fifth[-8:])
     mirrored.run()
     assert mirrored.rows(ORDERS) == model(ORDERS, fifth)
+    assert len(surveyed) == 4, "each run of the mirror"
 
 
 def test_trouble_of_one_table_parks_it_and_the_others_go_on(mirrored: Mirrored) -> None:

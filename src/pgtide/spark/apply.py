@@ -38,6 +38,7 @@ from pgtide.spark.wide_fold import WideFold
 
 DRIVER_ROWS = 50_000
 DRIVER_BYTES = 16 << 20
+_DECODED_BYTES = 16 * DRIVER_BYTES
 _CONFLICTS_MAX = 10
 JOB_TAG = "pgtide-mirror"  # on all Spark jobs of the mirror, so that they can be interrupted
 
@@ -239,8 +240,13 @@ class Applier:
         return version, layout
 
     def _fold_here(self, shape: TableShape, layout: Layout, slices: Sequence[Slice]) -> Batch:
-        pieces = [self.reader().read(piece) for piece in slices]
-        pieces = [piece for piece in pieces if piece.rows.num_rows]
+        pieces, decoded_bytes = [], 0
+        for piece in map(self.reader().read, slices):
+            decoded_bytes += piece.rows.nbytes
+            if decoded_bytes > _DECODED_BYTES:  # what is small in the log may be a thousand times that
+                return self._fold_wide(shape, layout, slices)
+            if piece.rows.num_rows:
+                pieces.append(piece)
         if not pieces:
             return Batch(None, 0)
         if not shape.key_columns and any(has_rows_that_go(piece) for piece in pieces):
