@@ -73,6 +73,25 @@ def test_transactions_that_a_new_snapshot_waits_for_are_named_until_it_is_made(
     assert shown.count(" load waits for a snapshot: the snapshot to load public.t is made when") == 2
 
 
+def test_snapshot_for_which_no_slot_is_free_is_told_with_what_to_do_and_made_when_one_is(tmp_path: Path) -> None:
+    with local.postgres(max_replication_slots=2) as server:
+        database = create_database(server)
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)", "SELECT pg_create_physical_replication_slot('other')")
+        config = configuration(database, tmp_path, "bulk")
+        with capturing(config) as states:
+            spare = "a load that needs another snapshot takes one more"
+            wait_for(lambda: any(spare in state.detail for state in states), what="the missing slot to be told")
+            first = wait_for_offer(config)
+            request_snapshot(config.log_location, ("public.t",))
+            wait_for(lambda: presence(config).snapshot_trouble, what="trouble to be told")
+            told = presence(config).snapshot_trouble
+            database.execute("SELECT pg_drop_replication_slot('other')")
+            wait_for(lambda: offered_snapshot(config.log_location) not in (None, first), what="the snapshot")
+    assert "all replication slots are in use" in told
+    assert "SELECT pg_drop_replication_slot" in told
+    assert "max_replication_slots" in told
+
+
 def presence(config: Config) -> CapturePresence:
     found = capture_presence(config.presence_path)
     assert found is not None

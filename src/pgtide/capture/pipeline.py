@@ -106,6 +106,8 @@ class Capture:
             if self._on_store:
                 has_identity(self._config.log_location, patience_s=0)  # a store that cannot be used says so
             facts = check_source(self._config, stop)
+            for warning in facts.warnings:
+                self._warn(warning)
             if self._on_store:
                 with contextlib.suppress(OSError):
                     make_directory(self._config.presence_path / "control")
