@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from pgtide import local
 from pgtide.change import Op
+from pgtide.cli import snapshot, status
 from pgtide.config import Config, Snapshot
 from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot
+from pgtide.log.presence import CapturePresence, capture_presence
 from tests.capture.running import capturing, changes, configuration, wait_until_captured
 from tests.database import Database, create_database
 from tests.replication.roles import role
@@ -39,6 +42,60 @@ def test_snapshot_that_is_too_old_is_let_go_and_another_one_made_when_asked(data
         with database.connect() as connection:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{offer.name}'".encode())
+
+
+def test_transactions_that_a_new_snapshot_waits_for_are_named_until_it_is_made(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int)")
+    config = configuration(database, tmp_path, "bulk")
+    gid = f"orphan {database.name}"
+    with capturing(config) as states, psycopg.connect(database.dsn, application_name="nightly") as session:
+        first = wait_for_offer(config)
+        session.execute("INSERT INTO other VALUES (1)")
+        database.execute(f"BEGIN; INSERT INTO other VALUES (2); PREPARE TRANSACTION '{gid}'")
+        request_snapshot(config.log_location, ("public.t",))
+        who = f"server process {session.info.backend_pid} (user postgres, application 'nightly', since "
+        both = ("the snapshot to load public.t is made when open transactions have ended", who, gid)
+        wait_for(lambda: any(all(text in state.detail for text in both) for state in states), what="both to be named")
+        found = status.gather(config)
+        status.show(found, as_json=False)
+        snapshot.show(config, as_json=False)
+        shown = capsys.readouterr().out
+
+        session.rollback()
+        wait_for(lambda: who not in states[-1].detail and gid in states[-1].detail, what="only the other to be named")
+        database.execute(f"ROLLBACK PREPARED '{gid}'")
+        wait_for(lambda: offered_snapshot(config.log_location) not in (None, first), what="the snapshot")
+        wait_for(lambda: presence(config).snapshot_trouble == "", what="nothing to be left to tell")
+    assert found.capture.state == "streaming"
+    assert all(text in (found.capture.snapshot_trouble or "") for text in both)
+    assert shown.count(" load waits for a snapshot: the snapshot to load public.t is made when") == 2
+
+
+def test_snapshot_for_which_no_slot_is_free_is_told_with_what_to_do_and_made_when_one_is(tmp_path: Path) -> None:
+    with local.postgres(max_replication_slots=2) as server:
+        database = create_database(server)
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)", "SELECT pg_create_physical_replication_slot('other')")
+        config = configuration(database, tmp_path, "bulk")
+        with capturing(config) as states:
+            spare = "a load that needs another snapshot takes one more"
+            wait_for(lambda: any(spare in state.detail for state in states), what="the missing slot to be told")
+            first = wait_for_offer(config)
+            request_snapshot(config.log_location, ("public.t",))
+            wait_for(lambda: presence(config).snapshot_trouble, what="trouble to be told")
+            told = presence(config).snapshot_trouble
+            database.execute("SELECT pg_drop_replication_slot('other')")
+            wait_for(lambda: offered_snapshot(config.log_location) not in (None, first), what="the snapshot")
+    assert "all replication slots are in use" in told
+    assert "SELECT pg_drop_replication_slot" in told
+    assert "max_replication_slots" in told
+
+
+def presence(config: Config) -> CapturePresence:
+    found = capture_presence(config.presence_path)
+    assert found is not None
+    return found
 
 
 @contextmanager

@@ -199,7 +199,8 @@ def test_open_transaction_does_not_hold_up_the_stream(
             filled.execute("UPDATE a SET n = 0 WHERE id = -1")
             reader = wait_until_captured(filled, config)
             assert ops(reader, "a")[Op.UPDATE] == 1
-            assert any("could not be made within 0.5 s" in state.detail for state in states)
+            told = f"within 0.5 s, because of open transactions: server process {writer.info.backend_pid} "
+            assert any(told in state.detail for state in states)
             writer.commit()
             reader = wait_until_read(filled, config, 2)
     check_equal(filled, config, reader)

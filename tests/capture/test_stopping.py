@@ -82,12 +82,16 @@ def test_stopping_a_second_capture_leaves_the_first_one_alone(database: Database
     assert len(changes(reader, "public.t")) == 1
 
 
-def test_stop_while_the_slot_waits_for_an_open_transaction(database: Database, tmp_path: Path) -> None:
+def test_an_open_transaction_that_the_slot_waits_for_is_named_and_stop_ends_the_wait(
+    database: Database, tmp_path: Path
+) -> None:
     database.execute(TABLE)
     with database.connect(autocommit=False) as writer:
         writer.execute("INSERT INTO t VALUES (1)")
         running = Running(configuration(database, tmp_path))
         wait_for(lambda: database.rows(SLOTS), what="the slot to be in the making")
+        who = f"the slot is made when open transactions have ended: server process {writer.info.backend_pid} "
+        wait_for(lambda: any(who in state.detail for state in running.states), what="the writer to be named")
         assert running.stop() < CTRL_C_LIMIT_S
     wait_for(lambda: not database.rows(SLOTS), what="the unfinished slot to go")
 

@@ -15,7 +15,16 @@ from tests.waiting import wait_for
 
 KEYS = {
     "source": {"wal_end_lsn", "confirmed_flush_lsn", "retained_wal_bytes", "slot_state", "safe_wal_bytes"},
-    "capture": {"rows", "bytes", "transactions", "flushes", "flush_seconds_mean", "lag_bytes", "lag_seconds"},
+    "capture": {
+        "snapshot_trouble",
+        "rows",
+        "bytes",
+        "transactions",
+        "flushes",
+        "flush_seconds_mean",
+        "lag_bytes",
+        "lag_seconds",
+    },
     "log": {"durable_lsn", "last_commit_lsn", "end_offset", "segments", "bytes"},
     "lag": {"log_bytes", "log_seconds", "mirror_bytes", "mirror_seconds"},
     "points": {"latest_lsn", "error"},

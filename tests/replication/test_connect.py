@@ -192,6 +192,16 @@ def test_the_place_of_a_connection_is_told_with_what_the_environment_adds(monkey
     assert place("host=db user=u dbname=shop password=x") == "u@db:7777/shop"
 
 
+def test_a_limit_of_the_server_that_is_reached_is_told_as_one(database: Database) -> None:
+    with connect(database.dsn, timeout_s=5) as connection:
+        connection.execute("SET temp_file_limit = 0")
+        connection.execute("SET work_mem = '64kB'")
+        with pytest.raises(TransientError, match="temp_file_limit") as caught, postgres_errors("sorting"):
+            connection.execute("SELECT n FROM generate_series(1, 100000) n ORDER BY md5(n::text)")
+    assert "limit" in caught.value.remedy
+    assert "server is up" not in caught.value.remedy
+
+
 def test_a_lost_connection_is_transient_and_a_wrong_statement_is_not(database: Database) -> None:
     with connect(database.dsn, timeout_s=5) as connection:
         with pytest.raises(PgtideError) as wrong, postgres_errors("trying"):

@@ -276,6 +276,10 @@ def test_a_free_slot_and_a_free_wal_sender_are_needed() -> None:
         error = refusal(database)
         assert "all 1 replication slots of the server are in use (other)" in error.what
         assert "max_replication_slots" in error.remedy
+        (warning,) = facts(database, slot="other").warnings
+        assert "all 1 replication slots of the server are in use, ours included" in warning
+        assert error.remedy in warning
+        assert facts(database, slot="other", read_from=database.dsn).warnings == (), "made on the standby"
         assert facts(database, slot="other").tables
 
 

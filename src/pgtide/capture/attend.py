@@ -108,6 +108,7 @@ class Attendant:
     def _look(self, now_s: float) -> None:
         charges, side = self._charges, self._sides.side
         charges.keeper.serve(self._sides.server)
+        charges.keeper.look_for_writers(side, now_s)
         charges.tidier.look(now_s)
         charges.source.look(side, now_s, self._appender.durable_lsn, self._appender.last_commit_s)
         charges.fence.look(side, now_s)

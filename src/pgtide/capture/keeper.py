@@ -4,7 +4,8 @@ A snapshot that is kept for hours keeps vacuum from all rows that have died sinc
 go when it is too old, whoever reads under it: a load goes on under a new one.
 
 Making one waits until the transactions that are writing now have ended, so it happens in a thread of its own: the
-stream goes on being read and answered meanwhile.  So does looking for notes where that takes a request to a store.
+stream goes on being read and answered meanwhile, and they are named.  So does looking for notes where that takes a
+request to a store.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 
 import psycopg
 
+from pgtide.capture.slot_wait import SlotWait
 from pgtide.capture.standby_snapshot import create_standby_slot
 from pgtide.capture.start import keep, new_snapshot
 from pgtide.config import Config, is_url
@@ -36,12 +38,20 @@ class SnapshotKeeper:
         self._kept: KeptSnapshot | None = None
         self._kept_until = 0.0
         self._maker: threading.Thread | None = None
+        self._wanted: tuple[str, ...] = ()
+        self._wait = SlotWait(0.0)
+        self._waiting = ""  # for whom, while a snapshot is being made
         self._looker: threading.Thread | None = None
         self._next_look = 0.0
         self._making: Connection | None = None
         self._closed = False
         self._not_before = 0.0
-        self.trouble: str | None = None  # why the last request could not be met; it is tried again
+        self._failure: str | None = None  # why the last request could not be met; it is tried again
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a load that has asked for a snapshot has none yet; None if there is nothing to tell."""
+        return self._waiting or self._failure
 
     def keep(self, kept: KeptSnapshot) -> None:
         self._release()
@@ -59,6 +69,17 @@ class SnapshotKeeper:
             self._looker = threading.Thread(target=self._look_at_store, args=[server], name="pgtide-notes", daemon=True)
             self._looker.start()
 
+    def look_for_writers(self, source: Connection, now_s: float) -> None:
+        """Finds out who keeps a snapshot from being made, if it takes long."""
+        if self._maker is None or not self._maker.is_alive():
+            self._waiting = ""
+            return
+        named = self._wait.look(source, now_s)
+        tables = ", ".join(self._wanted)
+        self._waiting = (
+            f"the snapshot to load {tables} is made when open transactions have ended: {named}" if named else ""
+        )
+
     def _look_at_store(self, server: Server) -> None:
         # A store that does not answer keeps the log from being written, and that is said.
         with contextlib.suppress(LogUnreachableError):
@@ -73,8 +94,11 @@ class SnapshotKeeper:
         if self._kept is not None and offered_snapshot(location) is None:
             self._release()
         wanted = requested_snapshot(location)
-        if wanted is not None:
+        if wanted is None:
+            self._failure = None
+        else:
             self._release()
+            self._wanted, self._wait = wanted, SlotWait(time.monotonic())
             self._maker = threading.Thread(
                 target=self._make, args=[server, wanted], name="pgtide-snapshot", daemon=True
             )
@@ -99,12 +123,12 @@ class SnapshotKeeper:
                     self._hold(new_snapshot(self._config, server, self._making, tables))
             withdraw_request(self._config.log_location)
         except (PgtideError, psycopg.Error, OSError) as error:
-            self.trouble = str(error)
+            self._failure = str(error)
             self._not_before = time.monotonic() + _RETRY_S
             return
         finally:
             self._making = None
-        self.trouble = None
+        self._failure = None
         if self._closed:
             self._release()
 

@@ -106,6 +106,8 @@ class Capture:
             if self._on_store:
                 has_identity(self._config.log_location, patience_s=0)  # a store that cannot be used says so
             facts = check_source(self._config, stop)
+            for warning in facts.warnings:
+                self._warn(warning)
             if self._on_store:
                 with contextlib.suppress(OSError):
                     make_directory(self._config.presence_path / "control")
@@ -146,6 +148,9 @@ class Capture:
             self._state = state
             self._presence.say(state.phase, redact(state.detail))
             self._tell(state)
+
+    def _keep_saying(self) -> None:
+        self._presence.keep_saying(redact(self._keeper.trouble or ""))
 
     def wake(self) -> None:
         """Makes a run whose `stop` was set look at it now."""
@@ -242,7 +247,7 @@ class Capture:
             self._appender.close(_CLOSE_LIMIT_S)
             self._appender = None
         try:
-            writer, first = open_log(self._config, facts, sides, stop)
+            writer, first = open_log(self._config, facts, sides, stop, self._tell_start)
         except OSError as error:
             reason = error.strerror or error
             raise LogNotWritableError(f"the log in {self._config.log_location} cannot be written: {reason}") from error
@@ -327,7 +332,7 @@ class Capture:
                     reads = None
                 self._send(work, appender, stop)
             attendant.attend(asked=asked)
-            self._presence.keep_saying()
+            self._keep_saying()
             watch.prepared_transactions.set(assembler.prepared_transactions)
             if self._whole is not None and self._whole.is_over(appender.durable_lsn):
                 self._whole = None
@@ -344,7 +349,7 @@ class Capture:
 
         def attend() -> None:
             attendant.attend()
-            self._presence.keep_saying()
+            self._keep_saying()
 
         self._reads.run(
             reads,
@@ -359,6 +364,9 @@ class Capture:
         while not stop.is_set() and not appender.drained(STATUS_INTERVAL_S):
             attendant.attend()
         appender.raise_failure()
+
+    def _tell_start(self, what: str) -> None:
+        self._on_state(CaptureState("starting", what))
 
     def _tell_reading(self, what: str) -> None:
         self._on_state(CaptureState("reading" if what else "streaming", what))

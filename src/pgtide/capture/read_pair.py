@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from pgtide.capture.slot_wait import named
 from pgtide.capture.standby_snapshot import create_standby_slot
 from pgtide.config import Config
 from pgtide.errors import TransientError
 from pgtide.replication.connect import Connection, connect, postgres_errors, unless_stopped
 from pgtide.replication.server import Server, reached
 from pgtide.replication.slot import CreatedSlot, KeptSnapshot, create_slot
+from pgtide.replication.writers import next_transaction, open_writers
 
 _POLL_S = 0.1
 
@@ -61,6 +63,8 @@ def make_pair(config: Config, source: Server, limit_s: float, stop: threading.Ev
             replication = unless_stopped(stop, lambda: source.connect(replication=True, timeout_s=timeout_s))
         opened.enter_context(replication)
         server = reached(standby, replication) if standby else source
+        side = opened.enter_context(unless_stopped(stop, lambda: source.connect(timeout_s=timeout_s)))
+        before_xid = next_transaction(side)
         ended = opened.enter_context(_limited(replication, limit_s, stop))
         try:
             if standby:
@@ -70,7 +74,9 @@ def make_pair(config: Config, source: Server, limit_s: float, stop: threading.Ev
                     created = create_slot(replication, f"pgtide_tmp_{replication.info.backend_pid}", temporary=True)
         except TransientError as error:
             if ended.is_set():
-                raise TransientError(f"a snapshot could not be made within {limit_s:g} s") from error
+                who = named(open_writers(side, before_xid))
+                what = f"a snapshot could not be made within {limit_s:g} s"
+                raise TransientError(what + (f", because of open transactions: {who}" if who else "")) from error
             raise
         return hold(config, server, created, is_first=False)
 

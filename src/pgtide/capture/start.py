@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgtide.capture.read_pair import ReadPair, hold
+from pgtide.capture.slot_wait import SlotWait
 from pgtide.capture.watch import NEW_LOG, check_published
 from pgtide.config import Config
-from pgtide.errors import LogError, SlotError, TransientError
+from pgtide.errors import LogError, PgtideError, SlotError, TransientError
 from pgtide.failpoints import declare, reach
 from pgtide.log.control import (
     SnapshotOffer,
@@ -122,12 +123,17 @@ class FirstSnapshots:
     for_reads: ReadPair | None = None
 
 
-def open_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> tuple[Writer, FirstSnapshots]:
-    """The log's writer, and on a first start the snapshot from which the tables are loaded."""
+def open_log(
+    config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event, tell: Callable[[str], None]
+) -> tuple[Writer, FirstSnapshots]:
+    """The log's writer, and on a first start the snapshot from which the tables are loaded.
+
+    `tell` is called, by another thread, with what is waited for.
+    """
     location = config.log_location
     first = FirstSnapshots()
     if not has_identity(location, patience_s=0):
-        first = _begin_log(config, facts, sides, stop)
+        first = _begin_log(config, facts, sides, stop, tell)
     writer = open_writer(location)
     for shape in writer.recorded_shapes():
         sides.catalog.known.remember(shape)
@@ -183,7 +189,9 @@ def new_snapshot(config: Config, server: Server, replication: Connection, tables
     return keep(config, server, created, tables)
 
 
-def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event) -> FirstSnapshots:
+def _begin_log(
+    config: Config, facts: SourceFacts, sides: Sides, stop: threading.Event, tell: Callable[[str], None]
+) -> FirstSnapshots:
     location, slot = config.log_location, config.source.slot
     with postgres_errors("looking at the replication slot"):
         exists = slot_state(sides.side, slot) is not None
@@ -198,9 +206,7 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
     try:
         with postgres_errors("creating the replication slot"):
             two_phase = config.source.two_phase
-            created = _until_stop(
-                sides.replication, stop, lambda: create_slot(sides.replication, slot, two_phase=two_phase)
-            )
+            created = _until_stop(sides, stop, tell, lambda: create_slot(sides.replication, slot, two_phase=two_phase))
     except SlotError:
         forget_slot_note(location)  # made by somebody else in this moment: never ours to drop
         raise
@@ -224,21 +230,29 @@ def _begin_log(config: Config, facts: SourceFacts, sides: Sides, stop: threading
     return FirstSnapshots(kept, for_reads)
 
 
-def _until_stop(connection: Connection, stop: threading.Event, command: Callable[[], CreatedSlot]) -> CreatedSlot:
-    """Making a slot waits for every open transaction: `stop` cancels it."""
-    over = threading.Event()
+def _until_stop(
+    sides: Sides, stop: threading.Event, tell: Callable[[str], None], command: Callable[[], CreatedSlot]
+) -> CreatedSlot:
+    """Making a slot waits for every open transaction: they are named, and `stop` cancels it."""
+    over, wait = threading.Event(), SlotWait(time.monotonic())
 
     def watch() -> None:
         while not over.wait(_RETRY_S):
             if stop.is_set():
-                connection.cancel_safe(timeout=1.0)
+                sides.replication.cancel_safe(timeout=1.0)
                 return
+            with contextlib.suppress(PgtideError):  # whoever waits for the slot notices it as well
+                named = wait.look(sides.side, time.monotonic())
+                if named:
+                    tell(f"the slot is made when open transactions have ended: {named}")
 
-    threading.Thread(target=watch, name="pgtide-slot-stop", daemon=True).start()
+    thread = threading.Thread(target=watch, name="pgtide-slot-stop", daemon=True)
+    thread.start()
     try:
         return command()
     finally:
         over.set()
+        thread.join()
 
 
 def _keep_first(config: Config, server: Server, created: CreatedSlot, facts: SourceFacts) -> KeptSnapshot | None:

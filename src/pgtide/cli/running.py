@@ -20,6 +20,7 @@ class CaptureStatus:
     state: str = "not running"  # starting, streaming, reading, waiting, not running
     detail: str | None = None  # of one that has ended: what it said last
     since: str | None = None
+    snapshot_trouble: str | None = None  # why a load that has asked for a snapshot has none yet
     rows: int | None = None
     bytes: int | None = None
     transactions: int | None = None
@@ -36,6 +37,7 @@ def capture_status(config: Config) -> CaptureStatus:
     if said is not None:
         status.state = said.phase if said.running else "not running"
         status.detail, status.since = said.detail or None, said.since
+        status.snapshot_trouble = (said.snapshot_trouble or None) if said.running else None
     _add_numbers(config, status)
     return status
 

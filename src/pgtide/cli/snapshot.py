@@ -11,6 +11,7 @@ from pgtide.config import Config
 from pgtide.errors import ConfigurationError
 from pgtide.log.control import histories, request_reload, requested_reloads
 from pgtide.log.load_progress import load_line
+from pgtide.log.presence import capture_presence
 from pgtide.log.reader import LogReader
 
 
@@ -42,6 +43,9 @@ def show(config: Config, *, as_json: bool) -> None:
     for name, load in sorted(found.items()):
         told = load_line(load) if "rows" in load else load["error"] or ""
         print(f"{name}: {load['state']}" + (f", {told}" if told else ""))
+    capture = capture_presence(config.presence_path)
+    if capture is not None and capture.running and capture.snapshot_trouble:
+        print(f"A load waits for a snapshot: {capture.snapshot_trouble}")
     if not found:
         print("Nothing is being loaded.")
 

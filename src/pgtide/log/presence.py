@@ -18,7 +18,8 @@ from pathlib import Path
 from pgtide.log.files import FILE_MODE
 
 _FILE = "capture.json"
-_BYTES = 4096
+_BYTES = 8192
+_TEXT_MAX = _BYTES // 16  # two texts, of which a character may take six bytes
 _READS = 5  # a reader may meet the file half written
 
 
@@ -28,6 +29,7 @@ class CapturePresence:
     phase: str  # starting, streaming, reading, waiting, stopped
     detail: str
     since: str  # when it said so
+    snapshot_trouble: str  # why a load that has asked for a snapshot has none yet
 
 
 class Presence:
@@ -39,36 +41,38 @@ class Presence:
     def __init__(self, log_path: Path) -> None:
         self._path = log_path / "control" / _FILE
         self._descriptor = -1
-        self._wanted: tuple[str, str] | None = None
-        self._said: tuple[str, str] | None = None
+        self._wanted: dict[str, str] = {}
+        self._said: dict[str, str] = {}
+        self._snapshot_trouble = ""
         self._lock = threading.Lock()
 
     def say(self, phase: str, detail: str = "") -> None:
         with self._lock:
-            self._wanted = (phase, detail)
+            since = datetime.now(UTC).isoformat()
+            self._wanted = {"phase": phase, "detail": detail[:_TEXT_MAX], "since": since}
             self._try()
 
-    def keep_saying(self) -> None:
+    def keep_saying(self, snapshot_trouble: str = "") -> None:
         """Says what could not be said before: the folder was not there yet, or a predecessor had not ended."""
         with self._lock:
+            self._snapshot_trouble = snapshot_trouble[:_TEXT_MAX]
             self._try()
 
     def _try(self) -> None:
-        if self._wanted is None or self._said == self._wanted:
+        wanted = self._wanted and self._wanted | {"snapshot_trouble": self._snapshot_trouble}
+        if self._said == wanted:
             return
         with contextlib.suppress(OSError):
             if self._descriptor < 0:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            phase, detail = self._wanted
-            said = {"phase": phase, "detail": detail[: _BYTES // 8], "since": datetime.now(UTC).isoformat()}
-            os.pwrite(self._descriptor, json.dumps(said).encode().ljust(_BYTES), 0)
-            self._said = self._wanted
+            os.pwrite(self._descriptor, json.dumps(wanted).encode().ljust(_BYTES), 0)
+            self._said = wanted
 
     def close(self) -> None:
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
-            self._wanted = self._said = None
+            self._wanted, self._said = {}, {}
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -83,7 +87,8 @@ def capture_presence(log_path: Path) -> CapturePresence | None:
         for _ in range(_READS):
             with contextlib.suppress(ValueError, KeyError):
                 said = json.loads(os.pread(descriptor, _BYTES, 0))
-                return CapturePresence(_is_locked(descriptor), said["phase"], said["detail"], said["since"])
+                phase, detail, since = said["phase"], said["detail"], said["since"]
+                return CapturePresence(_is_locked(descriptor), phase, detail, since, said.get("snapshot_trouble", ""))
     finally:
         os.close(descriptor)
     return None

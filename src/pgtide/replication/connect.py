@@ -146,6 +146,9 @@ def postgres_errors(doing: str) -> Iterator[None]:
         raise SourceNotReadyError(f"{doing}: {_first_line(error)}", remedy="Grant what is missing.") from error
     except psycopg.errors.LockNotAvailable as error:
         raise TransientError(f"{doing}: {_first_line(error)}", remedy="Another session holds a lock.") from error
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        remedy = error.diag.message_hint or "Raise that limit of the server."
+        raise TransientError(f"{doing}: {_first_line(error)}", remedy=remedy) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise TransientError(f"{doing}: {_first_line(error)}", remedy="Check that the server is up.") from error
     except psycopg.Error as error:

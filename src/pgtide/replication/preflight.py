@@ -30,6 +30,7 @@ from pgtide.replication.publication import (
 )
 from pgtide.replication.published import published_tables
 from pgtide.replication.server import Server, reached
+from pgtide.replication.slot import FREE_A_SLOT
 
 _TWO_PHASE_SINCE = 150000
 _EXISTING_MODE = 'set source.publication_mode = "existing"'
@@ -48,6 +49,7 @@ class SourceFacts:
     role: str
     tables: tuple[TableInfo, ...]
     server: Server  # the one that was asked, of all those that the connection string may lead to
+    warnings: tuple[str, ...] = ()  # what may be in the way later
 
     @property
     def tables_without_key(self) -> tuple[TableInfo, ...]:
@@ -64,7 +66,7 @@ def check_source(config: Config, stop: threading.Event | None = None) -> SourceF
         system_identifier, timeline, server = _check_replication(anywhere, source)
     with _connect_to(server, source) as connection:
         _check_settings(connection, source)
-        _check_slots(connection, source)
+        warnings = _check_slots(connection, config)
         tables = _check_tables(connection, config)
         leaves = leaves_of(connection, tables)
         _check_leaves(leaves)
@@ -72,7 +74,7 @@ def check_source(config: Config, stop: threading.Event | None = None) -> SourceF
         _check_publication(connection, source, tables)
         database, role = _names(connection)
         version = connection.info.server_version
-        return SourceFacts(version, system_identifier, timeline, database, role, tuple(tables), server)
+        return SourceFacts(version, system_identifier, timeline, database, role, tuple(tables), server, warnings)
 
 
 def _connect_to(server: Server, source: Source) -> Connection:
@@ -146,16 +148,22 @@ def _check_replication(connection: Connection, source: Source) -> tuple[str, int
         ) from None
 
 
-def _check_slots(connection: Connection, source: Source) -> None:
+def _check_slots(connection: Connection, config: Config) -> tuple[str, ...]:
+    """Ours must be there or free; that none is left beside it is a warning, since the first load needs no other."""
+    source = config.source
     with postgres_errors("reading the replication slots"):
         names = [row[0] for row in connection.execute("SELECT slot_name::text FROM pg_replication_slots")]
     (limit,) = _row(connection, "SELECT current_setting('max_replication_slots')")
     if source.slot not in names and len(names) >= int(limit):
         raise SourceNotReadyError(
             f"all {limit} replication slots of the server are in use ({', '.join(sorted(names)) or 'none allowed'})",
-            remedy="Drop one that nobody needs: SELECT pg_drop_replication_slot('…');"
-            " or raise max_replication_slots and restart the server.",
+            remedy=FREE_A_SLOT,
         )
+    reads_here = (config.snapshot.initial == "bulk" or config.snapshot.reads_in_log) and not source.read_from
+    if reads_here and len({*names, source.slot}) >= int(limit):
+        used = f"all {limit} replication slots of the server are in use, ours included"
+        return (f"{used}: a load that needs another snapshot takes one more, for a moment. {FREE_A_SLOT}",)
+    return ()
 
 
 def _check_tables(connection: Connection, config: Config) -> list[TableInfo]:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from pgtide.errors import SlotError
+from pgtide.errors import SlotError, TransientError
 from pgtide.failpoints import declare, reach
 from pgtide.lsn import format_lsn, parse_lsn
 
@@ -25,6 +25,11 @@ _SLOT_CREATED = declare("slot.created", "the slot exists, the log does not know 
 START_OVER = (
     "changes since then are gone from the server: move the log and the lake tables aside and start again with a new "
     "slot (a repair that keeps them is not there yet)"
+)
+
+FREE_A_SLOT = (
+    "Drop one that nobody needs: SELECT pg_drop_replication_slot('…');"
+    " or raise max_replication_slots and restart the server."
 )
 
 # What invalidated a slot, and how to keep it from happening again.
@@ -122,6 +127,9 @@ def create_slot(
         row = replication.execute(command).fetchone()
     except psycopg.errors.DuplicateObject:
         raise slot_exists(name) from None
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        what = f'replication slot "{name}" cannot be made: {str(error).partition(chr(10))[0]}'
+        raise TransientError(what, remedy=FREE_A_SLOT) from error
     assert row is not None
     reach(_SLOT_CREATED)
     return CreatedSlot(parse_lsn(row[1]), row[2])

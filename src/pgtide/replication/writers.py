@@ -1,4 +1,4 @@
-"""Who may still have rows of a table that the stream will never carry.
+"""Who may still have rows of a table that the stream will never carry, and whom the making of a slot waits for.
 
 The stream carries what is written after a table was published, and a transaction that began earlier may have written
 before: it stays unseen until its commit, and then its earlier rows are not sent.  It holds its lock on the table until
@@ -17,7 +17,7 @@ from pgtide.replication.connect import Connection, postgres_errors
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A transaction that wrote to the table before; what a role may not see of others is None."""
+    """An open transaction that has written; what a role may not see of others is None."""
 
     pid: int | None  # None: it is prepared, and belongs to no session
     gid: str | None
@@ -50,6 +50,13 @@ def older_writers(connection: Connection, relation_oid: int, before_xid: int) ->
     """Open transactions below `before_xid` that have written to the table or one of its partitions."""
     with postgres_errors("looking for open transactions"):
         rows = connection.execute(_WRITERS, {"oid": relation_oid}).fetchall()
+    return [Writer(*described) for xid, near_xid, *described in rows if _in_64_bits(xid, near_xid) < before_xid]
+
+
+def open_writers(connection: Connection, before_xid: int) -> list[Writer]:
+    """Open transactions below `before_xid`, of all databases: a slot that is being made waits for each of them."""
+    with postgres_errors("looking for open transactions"):
+        rows = connection.execute(_OPEN).fetchall()
     return [Writer(*described) for xid, near_xid, *described in rows if _in_64_bits(xid, near_xid) < before_xid]
 
 
@@ -97,3 +104,14 @@ WHERE held.locktype = 'relation' AND held.granted
        OR EXISTS (SELECT FROM pg_partition_ancestors(held.relation) a WHERE a.relid = %(oid)s::oid))
 GROUP BY held.virtualtransaction, held.pid
 ORDER BY max(coalesce(a.xact_start, p.prepared)), held.pid"""
+
+_OPEN = """
+SELECT min(own.transactionid::text::int8),
+       (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8),
+       own.pid, max(p.gid), max(a.usename::text), max(a.application_name), max(coalesce(a.xact_start, p.prepared))
+FROM pg_locks own
+LEFT JOIN pg_stat_activity a ON a.pid = own.pid
+LEFT JOIN pg_prepared_xacts p ON own.pid IS NULL AND p.transaction = own.transactionid
+WHERE own.locktype = 'transactionid' AND own.mode = 'ExclusiveLock' AND own.granted
+GROUP BY own.virtualtransaction, own.pid
+ORDER BY max(coalesce(a.xact_start, p.prepared)), own.pid"""
