@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
@@ -111,23 +111,22 @@ def test_values_that_do_not_fit_a_changed_type_are_told_with_what_to_do(tmp_path
     assert regions(startingOffsets="0", endingOffsets="0/C8") == ["12", "north"]
 
 
-_FRESH_SESSION = """
-import sys
-from pgtide import local
-from tests.conftest import QUICK_JVM
-spark = local.spark(warehouse=sys.argv[1], **QUICK_JVM)
-frame = spark.read.format("pgtide").option("path", sys.argv[2]).option("table", "public.orders").load()
-print("found", [row.id for row in frame.collect()])
-"""
+class Registered(DataSource):
+    """A source that only the session knows in which it is registered."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "registered"
 
 
-def test_spark_finds_the_source_without_registration(tmp_path: Path) -> None:
-    """In a session of its own: the one that tests share has it registered."""
-    log = WrittenLog(tmp_path / "log")
+def test_spark_finds_the_source_without_registration(spark: SparkSession, log: WrittenLog) -> None:
+    """In a new session, which knows nothing of what is registered in the one that tests share."""
     log.commit(insert(ORDERS, id=7))
-    command = [sys.executable, "-c", _FRESH_SESSION, str(tmp_path / "lake"), str(log.path)]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert "found [7]" in ended.stdout, ended.stderr
+    spark.dataSource.register(Registered)
+    fresh = spark.newSession()
+    with pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+        fresh.read.format("registered").load()
+    assert [row["id"] for row in read(fresh, log).collect()] == [7]
 
 
 def test_range_is_read_by_time(spark: SparkSession, log: WrittenLog) -> None:
