@@ -181,7 +181,6 @@ def open_shop(
     file.write_text(
         f'[source]\ndsn = "{dsn or database.dsn}"\nslot = "s_{database.name}"\n{source}\n[snapshot]\n{snapshot}\n'
         f'[mirror]\nwarehouse = "{warehouse}"\nnamespace = "shop_{uuid.uuid4().hex[:12]}"\ntrigger_seconds = 0.1\n'
-        '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
     )
     database.execute(
         "CREATE TABLE customers (id int PRIMARY KEY, name text)",

@@ -82,7 +82,7 @@ def test_mirror_table_that_is_dropped_while_it_is_written_is_loaded_anew(shop: S
 
 @pytest.mark.timeout(600)
 def test_table_without_key_that_outlives_its_snapshot_is_begun_anew_and_says_what_helps(
-    shop: Shop, tmp_path: Path
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = tmp_path / "held"
     snapshot = shop.config.snapshot.model_copy(update={"max_age_minutes": 0.1})
@@ -99,6 +99,8 @@ def test_table_without_key_that_outlives_its_snapshot_is_begun_anew_and_says_wha
             told = shop.mirror_errors()["public.visits"]
             assert "public.visits has no key" in told
             assert "snapshot.max_age_minutes (0.1), raise it" in told
+            # In one commit, so that the next snapshot lives long enough.
+            monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 100)
         wait_until_equal("public.visits", *ALL)
 
 
