@@ -18,16 +18,17 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from pgtide import local
+from pgtide.local.jars import postgres_jdbc_jars
 from tests.database import Database, create_database, drop_database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A JVM that lives for a minute spends more on compiling well than it gains.
-QUICK_JVM = {
-    # With one tier the JVM keeps 48 MB for code, which the queries of all tests together have filled.
-    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-}
+# A JVM that lives for a minute spends more on compiling well than it gains: this is for all that tests start, whoever
+# starts it.  With one tier the JVM keeps 48 MB for code, which the queries of all tests together have filled.
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+if _QUICK_JVM not in os.environ.get("JAVA_TOOL_OPTIONS", ""):
+    os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {_QUICK_JVM}".strip()
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
@@ -113,7 +114,10 @@ def bucket(object_store: local.LocalS3) -> str:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.LocalS3) -> Iterator[SparkSession]:
     """The Spark session that tests share; each test uses names of its own in the catalog `lake`."""
-    session = local.spark(warehouse=tmp_path_factory.mktemp("lake"), **QUICK_JVM)
+    with pytest.MonkeyPatch.context() as patch:
+        # The driver of JDBC catalogs, behind all other jars: so the archive of classes still fits.
+        patch.setenv("SPARK_DIST_CLASSPATH", os.pathsep.join(map(str, postgres_jdbc_jars())))
+        session = local.spark(warehouse=tmp_path_factory.mktemp("lake"))
     yield session
     session.stop()
 
@@ -123,7 +127,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory, object_store_to_be: local.Lo
 _SPARK_GROUPS = {
     "spark with postgres": (
         *("tests/chaos", "tests/demo", "tests/docs", "tests/bench", "tests/examples"),
+        *("tests/cli/test_verify", "tests/local/test_spark", "tests/redo/test_reader"),
         *("tests/spark/test_alterations", "tests/spark/test_joining", "tests/spark/test_load"),
+        *("tests/spark/test_new_pair", "tests/spark/test_reads"),
     ),
     "spark": ("tests/spark", "tests/sinks"),
 }
@@ -135,6 +141,11 @@ def _group(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and _group(item.nodeid) not in _SPARK_GROUPS:
+            raise pytest.UsageError(
+                f"{item.nodeid} needs Spark: name its file in _SPARK_GROUPS ({__file__}), or ever more sessions run"
+            )
     items.sort(key=lambda item: _group(item.nodeid) not in _SPARK_GROUPS)
 
 

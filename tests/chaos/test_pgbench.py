@@ -35,7 +35,6 @@ def configured(database: Database, spark: SparkSession, folder: Path) -> Config:
     file.write_text(
         f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n'
         f'[mirror]\nwarehouse = "{warehouse}"\nnamespace = "{database.name}"\ntrigger_seconds = 0.1\n'
-        '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
     )
     return load_config(file)
 

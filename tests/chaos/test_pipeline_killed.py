@@ -61,6 +61,16 @@ def all_points() -> set[str]:
     return set(failpoints.declared())
 
 
+def configured(database: Database, folder: Path) -> Path:
+    file = folder / "pgtide.toml"
+    file.write_text(
+        f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n[log]\npath = "log"\n'
+        '[mirror]\nwarehouse = "lake"\ntrigger_seconds = 0.1\n'
+        "[snapshot]\nrange_bytes = 8192\nconnections = 2\n"  # four ranges to a commit, more to a table
+    )
+    return file
+
+
 def run_pgtide(config: Path, *arguments: str, points: str = "") -> int:
     done = subprocess.run(
         [sys.executable, "-m", "pgtide", "run", "--config", str(config), *arguments],
@@ -102,13 +112,7 @@ def test_pipeline_killed_at_point_after_point(
             f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)",
             f"INSERT INTO {table} SELECT -i, i, repeat('before', 20) FROM generate_series(1, 500) i",
         )
-    config = tmp_path / "pgtide.toml"
-    config.write_text(
-        f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n[log]\npath = "log"\n'
-        '[mirror]\nwarehouse = "lake"\ntrigger_seconds = 0.1\n'
-        "[snapshot]\nrange_bytes = 8192\nconnections = 2\n"  # four ranges to a commit, more to a table
-        '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
-    )
+    config = configured(database, tmp_path)
     with traffic(database, pause_s=0.02):
         for point in points:
             run_pgtide(config, points=f"{point}=kill")
@@ -126,13 +130,7 @@ def test_load_under_seeded_writes_killed_at_every_point_and_with_its_server(
     with local.postgres() as server:
         database = create_database(server)
         database.execute(*TABLES)
-        config = tmp_path / "pgtide.toml"
-        config.write_text(
-            f'[source]\ndsn = "{database.dsn}"\nslot = "{database.name}"\n[log]\npath = "log"\n'
-            '[mirror]\nwarehouse = "lake"\ntrigger_seconds = 0.1\n'
-            "[snapshot]\nrange_bytes = 8192\nconnections = 2\n"  # four ranges to a commit, more to a table
-            '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
-        )
+        config = configured(database, tmp_path)
         with writing(database, seed=20261116):
             for number, point in enumerate(LOAD):
                 run_pgtide(config, points=f"{point}=kill")

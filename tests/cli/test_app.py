@@ -100,33 +100,41 @@ def test_a_wrong_configuration_is_one_message_exit_code_2_and_nothing_created(
     tmp_path: Path, shop: Database, command: str, more: str, arguments: tuple[str, ...], told: list[str]
 ) -> None:
     configure(tmp_path, shop.dsn, more)
-    refused(tmp_path, shop, command, *arguments, told=told)
+    message = refusal(tmp_path, shop, command, *arguments)
+    for part in told:
+        assert part in message
 
 
-def refused(folder: Path, database: Database, *arguments: str, told: list[str], **variables: str) -> None:
-    done = run(*arguments, folder=folder, **variables)
+def refusal(folder: Path, database: Database, *arguments: str) -> str:
+    """The one message with which the command ends, having created nothing."""
+    done = run(*arguments, folder=folder)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
-    for part in told:
-        assert part in done.stderr
     assert created(database) == []
     assert not (folder / "pgtide-data").exists()
+    return done.stderr
 
 
 def test_a_missing_connection_string_is_refused(tmp_path: Path, shop: Database) -> None:
-    refused(tmp_path, shop, "run", told=["source.dsn: missing", "pgtide init"])
+    message = refusal(tmp_path, shop, "run")
+    assert "source.dsn: missing" in message
+    assert "pgtide init" in message
 
 
 def test_an_unreachable_server_is_refused_after_the_limit(tmp_path: Path, shop: Database) -> None:
     configure(tmp_path, make_conninfo(shop.dsn, port=1))
-    refused(tmp_path, shop, "run", told=["refused (tried for 1 s)", "host and port"])
+    message = refusal(tmp_path, shop, "run")
+    assert "refused (tried for 1 s)" in message
+    assert "host and port" in message
 
 
 def test_a_role_without_replication_is_refused(tmp_path: Path, shop: Database) -> None:
     with role(shop) as name:
         configure(tmp_path, make_conninfo(shop.dsn, user=name))
-        refused(tmp_path, shop, "run", told=[f"role {name} may not replicate", f'ALTER ROLE "{name}" REPLICATION;'])
+        message = refusal(tmp_path, shop, "run")
+    assert f"role {name} may not replicate" in message
+    assert f'ALTER ROLE "{name}" REPLICATION;' in message
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +148,9 @@ def unsuitable() -> Iterator[Database]:
 
 def test_a_wrong_password_is_refused_and_not_shown(tmp_path: Path, unsuitable: Database) -> None:
     configure(tmp_path, make_conninfo(unsuitable.dsn, password="wrong-hunter2"))
-    refused(tmp_path, unsuitable, "run", told=["password authentication failed", "passfile"])
+    message = refusal(tmp_path, unsuitable, "run")
+    assert "password authentication failed" in message
+    assert "passfile" in message
     shown = run("run", folder=tmp_path, PGTIDE_DEBUG="1").stderr
     assert "Traceback" in shown
     assert "hunter2" not in shown
@@ -148,7 +158,9 @@ def test_a_wrong_password_is_refused_and_not_shown(tmp_path: Path, unsuitable: D
 
 def test_a_wal_level_that_is_not_logical_is_refused(tmp_path: Path, unsuitable: Database) -> None:
     configure(tmp_path, unsuitable.dsn)
-    refused(tmp_path, unsuitable, "run", told=["wal_level is replica", "ALTER SYSTEM SET wal_level = logical"])
+    message = refusal(tmp_path, unsuitable, "run")
+    assert "wal_level is replica" in message
+    assert "ALTER SYSTEM SET wal_level = logical" in message
 
 
 def test_an_unexpected_error_is_one_line_unless_debugging(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,14 +42,16 @@ def test_verify_and_points_tell_programs_and_people_what_is_so(
     ]
     assert (refused.returncode, "a capture runs already" in refused.stderr) == (2, True)
 
-    alone = run("verify", folder=tmp_path)
+    with ThreadPoolExecutor(1) as beside:  # starts Spark while the next ones wait for a capture
+        listing = beside.submit(run, "points", "list", "--limit", "2", "--json", folder=tmp_path)
+        alone = run("verify", folder=tmp_path)
+        unknown = run("verify", "nonsense", folder=tmp_path)
+        listed = listing.result()
     assert alone.returncode == 2
     assert "the capture does not run" in alone.stderr
     assert "pgtide verify --catch-up" in alone.stderr
-    unknown = run("verify", "nonsense", folder=tmp_path)
     assert (unknown.returncode, "no table nonsense" in unknown.stderr) == (2, True)
 
-    listed = run("points", "list", "--limit", "2", "--json", folder=tmp_path)
     assert listed.returncode == 0, listed.stderr
     newest, before = json.loads(listed.stdout)
     assert newest["lsn"] == found["lsn"]

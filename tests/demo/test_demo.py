@@ -16,7 +16,7 @@ from pgtide.demo.shop import TABLES
 from tests.waiting import wait_for
 
 SMALL = (
-    "Settings(customers=100, products=20, orders=200, transactions_per_second=40, "
+    "Settings(customers=100, products=20, orders=200, transactions_per_second=10, "
     "before_kill_s=0, dead_s=0.5, after_kill_s=0, limit_s=150)"
 )
 PROGRAM = f"import sys; from pgtide.demo import Settings, run; sys.exit(run(as_json=True, settings={SMALL}))"

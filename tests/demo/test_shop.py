@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import psycopg
 import pytest
 
@@ -77,6 +80,20 @@ def test_writers_side_by_side_do_not_get_in_each_others_way(shop_database: Datab
         traffic.stop()
     assert traffic.tally().rolled_back > 0
     assert_balanced(shop_database)
+
+
+def test_connection_that_is_lost_in_a_rollback_is_an_error_of_the_traffic(
+    shop_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_connection(_: Writer, connection: psycopg.Connection[Any]) -> None:
+        with connection.transaction() as savepoint:
+            shop_database.rows(f"SELECT pg_terminate_backend({connection.info.backend_pid}, 10000)")
+            raise psycopg.Rollback(savepoint)
+
+    monkeypatch.setattr("pgtide.demo.traffic.STEPS", ((lose_connection, 1),))
+    writer = Writer(shop_database.dsn, SMALL, 0)
+    writer.run(threading.Event())
+    assert "lost in a rollback" in str(writer.error)
 
 
 def test_traffic_that_loses_its_server_says_so(shop_database: Database) -> None:

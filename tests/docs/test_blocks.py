@@ -85,9 +85,10 @@ def test_marked_blocks_of_the_page_work(page: Path, database: Database, tmp_path
     folder = tmp_path / "work"
     folder.mkdir()
     environment = environment_with_service(database, tmp_path)
-    for block in blocks(page.read_text()):
-        if block.runs or block.file is not None:
-            execute(block, folder, environment)
+    marked = [block for block in blocks(page.read_text()) if block.runs or block.file is not None]
+    assert marked, "no block of the page is marked"
+    for block in marked:
+        execute(block, folder, environment)  # fails if the block does
 
 
 def test_a_block_is_known_by_its_marks() -> None:

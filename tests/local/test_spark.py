@@ -46,7 +46,10 @@ def test_session_that_runs_is_returned_as_it_is_or_refused(spark: SparkSession, 
     assert dict(spark.conf.getAll) == settings
 
 
-def test_a_session_leaves_nothing_in_the_working_folder_and_says_nothing(tmp_path: Path) -> None:
+def test_a_session_leaves_nothing_in_the_working_folder_and_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAVA_TOOL_OPTIONS")  # of which Java says that it has seen them
     program = (
         "from pgtide.local import spark\n"
         "session = spark(warehouse='lake')\n"

@@ -190,7 +190,8 @@ def small_runs() -> Iterator[None]:
         merging.RUN = before
 
 
-def play(sequence: list[tuple[int, str]], steps: list[tuple[str, int, Any]]) -> None:
+def play(sequence: list[tuple[int, str]], steps: list[tuple[str, int, Any]]) -> Log:
+    """Looks at the log now and then, and at the end; returns it as it is then."""
     with tempfile.TemporaryDirectory() as folder, small_runs():
         log = Log(sequence, Path(folder))
         log.begin("capture")
@@ -217,6 +218,7 @@ def play(sequence: list[tuple[int, str]], steps: list[tuple[str, int, Any]]) -> 
         finally:
             for client in log.clients:
                 client.kill()
+    return log
 
 
 def random_history(seed: int) -> tuple[list[tuple[int, str]], list[tuple[str, int, Any]]]:
@@ -282,4 +284,6 @@ def test_the_same_run_finds_a_log(
 def test_whatever_happens_readers_see_what_the_source_committed(
     sequence: list[tuple[int, str]], steps: list[tuple[str, int, Any]]
 ) -> None:
-    play(sequence, steps)
+    log = play(sequence, steps)
+    first, end = log.reader.first_offset(), log.reader.end().end_offset
+    assert rows_of(log.reader, first, end) == log.model[first:]

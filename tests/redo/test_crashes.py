@@ -118,7 +118,8 @@ class SpoolDisk(Disk):
             file.write_bytes(now[:kept])
 
 
-def lose_power_again_and_again(seed: int, monkeypatch: pytest.MonkeyPatch, *, honest: bool = True) -> None:
+def lose_power_again_and_again(seed: int, monkeypatch: pytest.MonkeyPatch, *, honest: bool = True) -> int:
+    """Reads a history to its end, and compares; how often power was lost on the way."""
     generator = random.Random(seed)
     disk = SpoolDisk(generator)
     disk.honest = honest
@@ -126,13 +127,14 @@ def lose_power_again_and_again(seed: int, monkeypatch: pytest.MonkeyPatch, *, ho
     monkeypatch.setattr(os, "fdatasync", disk.fsync)
     with tempfile.TemporaryDirectory() as folder:
         history = recorded(Path(folder) / "redo", seed, 300, records_per_file=50)
-        read_with_deaths(Path(folder), generator, disk)
+        deaths = read_with_deaths(Path(folder), generator, disk)
         assert found(Path(folder) / "log") == expected(history), f"seed {seed}"
+    return deaths
 
 
 def test_losing_power_again_and_again_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(20, 25):
-        lose_power_again_and_again(seed, monkeypatch)
+    deaths = sum(lose_power_again_and_again(seed, monkeypatch) for seed in range(20, 25))
+    assert deaths > 4
 
 
 def test_the_same_run_finds_a_disk_that_does_not_fsync(monkeypatch: pytest.MonkeyPatch) -> None:

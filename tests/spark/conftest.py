@@ -1,4 +1,4 @@
-"""A log written by hand and a mirror on it, in a namespace of the test's own."""
+"""A log written by hand, to be read or with a mirror on it, in a namespace of the test's own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ from pgtide.config import Config, Log, Mirror, Snapshot, Source
 from pgtide.log.writer import SEGMENT_BYTES
 from pgtide.schema import TableShape
 from pgtide.sinks.iceberg import IcebergSink
+from pgtide.spark import register
 from pgtide.spark.mirror import Mirror as MirrorRun
 from pgtide.spark.targets import target_of
 from tests.spark.logs import WrittenLog
+
+
+@pytest.fixture
+def log(tmp_path: Path, spark: SparkSession) -> WrittenLog:
+    """A hand-written log, and a session that can read it."""
+    register(spark)
+    return WrittenLog(tmp_path / "log")
 
 
 @dataclass

@@ -23,6 +23,7 @@ from pgtide.snapshot.ctid_ranges import CtidRange, parse_range
 from pgtide.spark import at
 from pgtide.spark.mirror import Mirror
 from pgtide.spark.targets import target_of
+from tests.arming import holding
 from tests.database import Database
 from tests.waiting import wait_for
 
@@ -93,6 +94,20 @@ class Shop:
                 )
 
             yield wait_until_equal
+
+    @contextmanager
+    def mirroring_held(self, table: str, gate: Path) -> Iterator[tuple[Callable[..., None], Callable[[], None]]]:
+        """Runs the mirror; the block begins when some of the table is loaded, and the load waits to be let go.
+
+        It is given how to wait until tables are equal, and how to let the load go.
+        """
+        # Armed before the mirror begins, and let go before it is to end.
+        with holding("load.range.appended", gate) as let_go, self.mirroring_from_here() as wait_until_equal:
+            try:
+                wait_for(lambda: self.has_loaded_some(table), limit_s=120, what=f"some of {table} to be loaded")
+                yield wait_until_equal, let_go
+            finally:
+                let_go()
 
     def mirror_until_equal(self, *tables: str, where: str = "true", columns: str = "*") -> None:
         with self.mirroring(*tables, where=where, columns=columns):
@@ -166,7 +181,6 @@ def open_shop(
     file.write_text(
         f'[source]\ndsn = "{dsn or database.dsn}"\nslot = "s_{database.name}"\n{source}\n[snapshot]\n{snapshot}\n'
         f'[mirror]\nwarehouse = "{warehouse}"\nnamespace = "shop_{uuid.uuid4().hex[:12]}"\ntrigger_seconds = 0.1\n'
-        '[spark]\nconf = { "spark.driver.defaultJavaOptions" = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" }\n'
     )
     database.execute(
         "CREATE TABLE customers (id int PRIMARY KEY, name text)",

@@ -188,7 +188,7 @@ from pgtide import local
 from pgtide.config import load_config
 from pgtide.spark.mirror import Mirror
 config = load_config(Path(sys.argv[1]))
-session = local.spark(warehouse=config.warehouse, **{"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"})
+session = local.spark(warehouse=config.warehouse)
 Mirror(session, config).run(threading.Event())
 """
 

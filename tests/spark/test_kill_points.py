@@ -33,7 +33,7 @@ from pgtide import local
 from pgtide.config import load_config
 from pgtide.spark.mirror import Mirror
 config = load_config(Path(sys.argv[1]))
-session = local.spark(warehouse=config.warehouse, **{"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"})
+session = local.spark(warehouse=config.warehouse)
 Mirror(session, config).run(threading.Event(), until_offset=int(sys.argv[2]))
 session.stop()
 """

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from pgtide import failpoints
 from pgtide.change import LargeTransaction
 from pgtide.errors import LogError, PgtideError
-from pgtide.log.reader import LogReader
-from pgtide.log.writer import LogWriter
 from pgtide.transactions.buffer import Commit, Prepare
 from pgtide.transactions.persistent import PersistentBuffer
 from pgtide.transactions.spool import Spool
 from tests.log.building import contents, new_log
+from tests.transactions.mortal import MortalProcess, unused_large_files
 from tests.transactions.rows import TABLES, close_files_below, inserts, quick_disk, write
 
 POSSIBLE = {
@@ -84,18 +83,10 @@ class Source:
         return self.events[-1]
 
 
-class Consumer:
-    """A process that can die at any kill point."""
+class Consumer(MortalProcess):
+    """Reads what its source does not send again."""
 
-    def __init__(self, path: Path, memory_bytes: int, piece_bytes: int) -> None:
-        self.path, self._memory_bytes, self._piece_bytes = path, memory_bytes, piece_bytes
-        self.start()
-
-    def start(self) -> None:
-        close_files_below(self.path)  # of the one that has died
-        self.writer = LogWriter(self.path)
-        self._durable_lsn = self.writer.durable_lsn
-        spool = Spool(self.path / "spool", file_bytes=1000)
+    def open_buffer(self, spool: Spool) -> None:
         self.buffer = PersistentBuffer(spool, self._memory_bytes, self._piece_bytes)
         self.next_event = 0 if self.buffer.position is None else int(self.buffer.position["event"])
 
@@ -120,7 +111,7 @@ class Consumer:
             buffer.forget(xid)
         elif event.kind == "rollback prepared":
             assert buffer.rollback_prepared(event.gid, xid) == []
-        elif event.lsn + 5 <= self._durable_lsn:
+        elif event.lsn + 5 <= self.durable_lsn:
             buffer.forget(xid)
             buffer.rollback_prepared(event.gid, xid)
         elif event.kind == "commit":
@@ -180,9 +171,7 @@ def test_histories_with_checkpoints_and_crashes_equal_the_model(
             consumer.take(source.step(session, -1, 0))  # rolls back
         consumer.checkpoint()
         assert {file.name for file in (consumer.path / "spool").iterdir()} == {"lock", "position.json"}
-        reader, large = LogReader(consumer.path), consumer.path / "large"
-        used = {piece.segment for piece in reader.plan(0, reader.end().end_offset)}
-        assert {f"large/{path.name}" for path in large.glob("*")} <= used, "no block refers to it"
+        assert unused_large_files(consumer.path) == set()
 
 
 def opened(path: Path, **options: int) -> PersistentBuffer:

@@ -18,13 +18,13 @@ from pgtide import failpoints
 from pgtide.change import Committed, LargeTransaction
 from pgtide.errors import LogError, PgtideError
 from pgtide.log.files import replace_durably
-from pgtide.log.reader import LogReader
 from pgtide.log.writer import LogWriter
 from pgtide.transactions.buffer import Commit, Prepare, TransactionBuffer
 from pgtide.transactions.prepared import Forget, Keep, NoteCommit, SpoolStep
 from pgtide.transactions.spool import Spool
 from tests.log.building import contents, new_log
-from tests.transactions.rows import close_files_below, inserts, quick_disk, write
+from tests.transactions.mortal import MortalProcess, unused_large_files
+from tests.transactions.rows import inserts, quick_disk, write
 
 ENDS = ("commit", "rollback", "prepare")
 
@@ -114,18 +114,10 @@ class Source:
         return result
 
 
-class Consumer:
-    """The capture without Postgres: a process that can die at any kill point."""
+class Consumer(MortalProcess):
+    """The capture without Postgres."""
 
-    def __init__(self, path: Path, memory_bytes: int, piece_bytes: int) -> None:
-        self.path, self._memory_bytes, self._piece_bytes = path, memory_bytes, piece_bytes
-        self.start()
-
-    def start(self) -> None:
-        close_files_below(self.path)  # of the one that has died
-        self.writer = LogWriter(self.path)
-        spool = Spool(self.path / "spool", file_bytes=1000)
-        self.durable_lsn = self.writer.durable_lsn
+    def open_buffer(self, spool: Spool) -> None:
         self.buffer = TransactionBuffer(spool, self._memory_bytes, self._piece_bytes, self.durable_lsn)
 
     def take(self, event: Event) -> None:
@@ -200,9 +192,7 @@ def test_histories_with_prepared_transactions_and_crashes_equal_the_model(
         consumer.start()
         assert [key for _, key, _ in contents(consumer.path)] == source.committed()
         assert list((consumer.path / "spool").iterdir()) == [], "nothing is prepared any more"
-        reader, large = LogReader(consumer.path), consumer.path / "large"
-        used = {piece.segment for piece in reader.plan(0, reader.end().end_offset)}
-        assert {f"large/{path.name}" for path in large.glob("*")} <= used, "no block refers to it"
+        assert unused_large_files(consumer.path) == set()
 
 
 def prepared(path: Path, rows: int = 3, piece_bytes: int = 1 << 20) -> tuple[TransactionBuffer, list[SpoolStep]]:

@@ -92,6 +92,9 @@ class Writer:
                     self.step(connection)
                     # A stall is not made up for by a burst.
                     due = max(due + self._pause_s, time.monotonic() - _MAX_LAG_S)
+        except psycopg.Rollback:  # comes so far only if it could not be made, for want of a connection
+            if not stop.is_set():
+                self.error = psycopg.OperationalError("the connection was lost in a rollback")
         except psycopg.Error as error:
             if not stop.is_set():
                 self.error = error
