@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from pgtide.spark.mirror import Mirror
 from pgtide.spark.targets import target_of
 from tests.arming import armed
 from tests.database import Database
+from tests.spark.lake_faults import metadata_folder, not_readable
 from tests.spark.shop import Shop, beside, open_shop
 from tests.waiting import wait_for
 
@@ -47,21 +47,8 @@ def states(shop: Shop) -> dict[str, str]:
     return {name: table["state"] for name, table in told(shop).items()}
 
 
-def folder_of(shop: Shop, table: str) -> Path:
-    lake = Path(shop.spark.conf.get("spark.sql.catalog.lake.warehouse") or "")
-    return lake / shop.config.mirror.namespace / table.partition(".")[2]
-
-
-@contextmanager
-def unreadable(shop: Shop, *tables: str) -> Iterator[None]:
-    """In the block what tells of these lake tables is not where it should be: whoever looks at one gets an error."""
-    with ExitStack() as mended:
-        for table in tables:
-            metadata = folder_of(shop, table) / "metadata"
-            for file in list(metadata.glob("v*.metadata.json")):
-                away = file.with_name(f"away-{file.name}")
-                mended.callback(file.rename(away).rename, file)
-        yield
+def metadata_of(shop: Shop, table: str) -> Path:
+    return metadata_folder(shop.spark, shop.config.mirror.namespace, table.partition(".")[2])
 
 
 def load_of(shop: Shop, table: str) -> str | None:
@@ -77,15 +64,15 @@ def test_new_tables_that_the_lake_cannot_take_are_parked_with_the_reason_and_com
     torn, blocked = "public.torn", "public.blocked"
     for table in (torn, blocked):
         shop.database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} VALUES (1), (2)")
-    hint = folder_of(shop, torn) / "metadata" / "version-hint.text"
+    hint, file_in_the_way = metadata_of(shop, torn) / "version-hint.text", metadata_of(shop, blocked).parent
     hint.parent.mkdir(parents=True)
     hint.write_text("1")  # of a table that is copied here, whose other files have not come yet
-    folder_of(shop, blocked).touch()
+    file_in_the_way.touch()
 
     def check_told() -> None:
         wait_for(lambda: {states(shop).get(torn), states(shop).get(blocked)} == {"parked"}, what="both to be parked")
         assert "Metadata file for version 1 is missing" in shop.mirror_errors()[torn]
-        assert str(folder_of(shop, blocked)) in shop.mirror_errors()[blocked]
+        assert str(file_in_the_way) in shop.mirror_errors()[blocked]
         assert shop.mirror_errors().keys() == {torn, blocked}
 
     shop.config = with_tables(shop, *OTHERS)
@@ -105,7 +92,7 @@ def test_new_tables_that_the_lake_cannot_take_are_parked_with_the_reason_and_com
             check_told()
             wait_until_equal(*OTHERS)
             hint.unlink()
-            folder_of(shop, blocked).unlink()
+            file_in_the_way.unlink()
             wait_until_equal(*OTHERS, torn, blocked)
             assert shop.mirror_errors() == {}
 
@@ -117,7 +104,7 @@ def test_tables_whose_lake_tables_cannot_be_read_are_loaded_anew_when_they_can_b
     with shop.capturing(), shop.mirroring_from_here() as wait_until_equal:
         wait_until_equal(*OTHERS)
         before = {table: load_of(shop, table) for table in OTHERS}
-        with unreadable(shop, asked, rewritten):
+        with not_readable(metadata_of(shop, asked), metadata_of(shop, rewritten)):
             request_reload(shop.config.log_location, [asked])
             shop.database.execute("ALTER TABLE orders ALTER customer TYPE int USING customer + id::int")
             shop.database.execute("INSERT INTO empty VALUES (1)")

@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from pgtide.change import TRANSACTIONS
+from pgtide.errors import TableError
 from pgtide.log.reader import LogReader
 from pgtide.sinks import Conflict
 from pgtide.spark.apply import MirrorTable
@@ -46,11 +47,11 @@ class Publisher:
         self._tried(lambda: True)
 
     def _tried(self, work: Callable[[], bool]) -> bool:
-        """If the lake cannot be written, tables are parked, and so is the point."""
+        """If the lake cannot be written, tables are parked, and so is the point; also if the points are not ours."""
         try:
             self._points.open()
             done = work()
-        except (Conflict, Py4JJavaError, PySparkException) as error:
+        except (Conflict, TableError, Py4JJavaError, PySparkException) as error:
             self._failures += 1
             self._retry_at_s = time.monotonic() + pause_s(self._failures)
             self.error = reason(error)
