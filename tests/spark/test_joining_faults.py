@@ -148,6 +148,7 @@ def test_change_that_does_not_fit_what_is_loaded_beside_has_the_table_read_again
             loaded.touch()
             wait_for(lambda: shop.load_error(orders), what="why it could not be loaded anew")
             assert "the mirror does not have that value" in (shop.load_error(orders) or "")
+            assert shop.mirror_errors() == {}
             wait_until_held(again)
             shop.database.execute("UPDATE orders SET customer = 8 WHERE id = 8")
             wait_until_equal(*OTHERS)
@@ -199,6 +200,7 @@ def test_log_that_is_damaged_while_tables_are_loaded_ends_the_mirror_with_that_a
         thread.name for thread in threading.enumerate() if thread.name.startswith(("pgtide-load", "pgtide-joining"))
     ]
     assert left == []
+    assert shop.mirror_errors() == {}, "it is no table's own trouble"
 
 
 def damage_while_loading(shop: Shop, begun: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -94,25 +96,28 @@ def test_the_old_name_of_a_renamed_table_is_not_covered_any_more(mirrored: Mirro
 def test_points_of_other_logs_in_the_same_table_hold_up_points_at_most_and_are_not_ours(
     mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mirror of another log publishes whenever this one looks at what is published."""
+    """The mirror of another log publishes whenever this one has looked at what is published, for a while."""
     target = points_target(mirrored.config)
-    others = [Points(mirrored.spark, IcebergSink(mirrored.spark), target, f"another log {n}") for n in range(5)]
-    far_ahead, left = Moment(1_000_000, 1_000_000, datetime.now(UTC)), list(others)
+    other = Points(mirrored.spark, IcebergSink(mirrored.spark), target, f"beside {mirrored.config.mirror.namespace}")
+    far_ahead, busy = itertools.count(1_000_000), threading.Event()
+    busy.set()
 
-    class WithOthers(IcebergSink):
+    class WithAnother(IcebergSink):
         def evolve(self, version: Version, *arguments: Any) -> Version:
-            if version.target == target and left:
-                assert left.pop().publish(far_ahead, {})
+            if version.target == target and busy.is_set():
+                assert other.publish(Moment(next(far_ahead), 1_000_000, datetime.now(UTC)), {})
             return super().evolve(version, *arguments)
 
-    monkeypatch.setattr("pgtide.spark.mirror.IcebergSink", WithOthers)
-    monkeypatch.setattr("pgtide.spark.points._OPEN_ATTEMPTS", len(others) - 1)
-    assert others[0].publish(Moment(1, 1, None), {})  # a table to look at
+    monkeypatch.setattr("pgtide.spark.mirror.IcebergSink", WithAnother)
+    monkeypatch.setattr("pgtide.spark.points._OPEN_ATTEMPTS", 2)
+    assert other.publish(Moment(1, 1, None), {})  # a table to look at
     end = mirrored.log.commit(insert(ORDERS, id=1))
     with mirrored.running():
         wait_for(lambda: mirrored.progress().get("point_error"), what="the conflict to be told")
         assert "has moved" in mirrored.progress()["point_error"]
+        wait_for(lambda: mirrored.has_reached(ORDERS, end), what="the change to arrive")
         assert mirrored.states() == {"public.orders": "streaming"}
+        busy.clear()
         wait_for(lambda: (mirrored.progress()["point"] or {}).get("offset") == end, what="the point")
         assert mirrored.progress()["point_error"] is None
     assert [point.offset for point in points(mirrored.spark, mirrored.config, limit=10)] == [end]
