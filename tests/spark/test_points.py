@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from pgtide.errors import ConfigurationError, PgtideError
 from pgtide.failpoints import FailpointReached
 from pgtide.lsn import format_lsn
+from pgtide.sinks import Version
+from pgtide.sinks.iceberg import IcebergSink
 from pgtide.spark import at
 from pgtide.spark.at import points
-from pgtide.spark.targets import POINTS_NAMESPACE, POINTS_TABLE
+from pgtide.spark.points import Moment, Points
+from pgtide.spark.targets import POINTS_NAMESPACE, POINTS_TABLE, points_target
 from tests.arming import armed
 from tests.spark.conftest import Mirrored
+from tests.spark.lake_faults import metadata_folder, not_writable
 from tests.spark.logs import insert, table_shape, update
 from tests.waiting import wait_for
 
@@ -59,20 +68,12 @@ def test_a_mirror_that_starts_again_says_at_once_which_point_is_the_latest(mirro
 def test_point_that_cannot_be_written_is_published_when_it_can_be_and_tables_go_on(mirrored: Mirrored) -> None:
     mirrored.log.commit(insert(ORDERS, id=1))
     mirrored.run()
-    lake = Path(mirrored.spark.conf.get("spark.sql.catalog.lake.warehouse") or "")
-    metadata = lake / POINTS_NAMESPACE / POINTS_TABLE / "metadata"
-    away = metadata.with_name("away")
     with mirrored.running():
-        metadata.rename(away)
-        metadata.touch()  # a file where the folder was: nothing can be written into it
-        try:
+        with not_writable(metadata_folder(mirrored.spark, POINTS_NAMESPACE, POINTS_TABLE)):
             end = mirrored.log.commit(insert(ORDERS, id=2))
             wait_for(lambda: mirrored.progress().get("point_error"), limit_s=60, what="the error to be told")
             assert mirrored.has_reached(ORDERS, end)
             assert mirrored.states() == {"public.orders": "streaming"}
-        finally:
-            metadata.unlink()
-            away.rename(metadata)
         wait_for(lambda: (mirrored.progress()["point"] or {}).get("offset") == end, limit_s=60, what="the point")
         assert mirrored.progress()["point_error"] is None
 
@@ -90,3 +91,84 @@ def test_the_old_name_of_a_renamed_table_is_not_covered_any_more(mirrored: Mirro
         assert (list(point.versions), point.not_covered) == (["public.items", "public.purchases"], ("public.orders",))
     with pytest.raises(PgtideError, match=r"does not cover public\.orders: it was loading, parked, renamed"):
         later[0].table("orders")
+
+
+def test_points_of_other_logs_in_the_same_table_hold_up_points_at_most_and_are_not_ours(
+    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirror of another log publishes whenever this one has looked at what is published, for a while."""
+    target = points_target(mirrored.config)
+    other = Points(mirrored.spark, IcebergSink(mirrored.spark), target, f"beside {mirrored.config.mirror.namespace}")
+    far_ahead, busy = itertools.count(1_000_000), threading.Event()
+    busy.set()
+
+    class WithAnother(IcebergSink):
+        def evolve(self, version: Version, *arguments: Any) -> Version:
+            if version.target == target and busy.is_set():
+                assert other.publish(Moment(next(far_ahead), 1_000_000, datetime.now(UTC)), {})
+            return super().evolve(version, *arguments)
+
+    monkeypatch.setattr("pgtide.spark.mirror.IcebergSink", WithAnother)
+    monkeypatch.setattr("pgtide.spark.points._OPEN_ATTEMPTS", 2)
+    assert other.publish(Moment(1, 1, None), {})  # a table to look at
+    end = mirrored.log.commit(insert(ORDERS, id=1))
+    with mirrored.running():
+        wait_for(lambda: mirrored.progress().get("point_error"), what="the conflict to be told")
+        assert "has moved" in mirrored.progress()["point_error"]
+        wait_for(lambda: mirrored.has_reached(ORDERS, end), what="the change to arrive")
+        assert mirrored.states() == {"public.orders": "streaming"}
+        busy.clear()
+        wait_for(lambda: (mirrored.progress()["point"] or {}).get("offset") == end, what="the point")
+        assert mirrored.progress()["point_error"] is None
+    assert [point.offset for point in points(mirrored.spark, mirrored.config, limit=10)] == [end]
+
+
+def test_table_of_somebody_else_in_the_place_of_the_points_is_told_and_left_alone_and_tables_go_on(
+    mirrored: Mirrored, tmp_path: Path
+) -> None:
+    target = in_a_lake_of_its_own(mirrored, tmp_path / "lake")
+    mirrored.spark.sql(f"CREATE TABLE {target} (x int, y int) USING iceberg")
+    mirrored.spark.sql(f"INSERT INTO {target} VALUES (1, 2)")
+    end = mirrored.log.commit(insert(ORDERS, id=1))
+    with mirrored.running():
+        wait_for(lambda: mirrored.progress().get("point_error"), what="the error to be told")
+        told = mirrored.progress()["point_error"]
+        assert told.startswith(f"{target} is not a table of points")
+        assert "[mirror] catalog" in told
+        wait_for(lambda: mirrored.has_reached(ORDERS, end), what="the change to arrive")
+        assert mirrored.states() == {"public.orders": "streaming"}
+        assert [tuple(row) for row in mirrored.spark.table(target).collect()] == [(1, 2)]
+        mirrored.spark.sql(f"DROP TABLE {target}")
+        wait_for(lambda: (mirrored.progress()["point"] or {}).get("offset") == end, what="the point")
+        assert mirrored.progress()["point_error"] is None
+
+
+def test_points_that_are_dropped_under_a_running_mirror_begin_anew_with_all_tables(
+    mirrored: Mirrored, tmp_path: Path
+) -> None:
+    target = in_a_lake_of_its_own(mirrored, tmp_path / "lake")
+    end = mirrored.log.commit(insert(ORDERS, id=1), insert(ITEMS, id=1, region="n"))
+    with mirrored.running():
+        wait_for(lambda: (mirrored.progress().get("point") or {}).get("offset") == end, what="the first point")
+        mirrored.spark.sql(f"DROP TABLE {target}")
+        end = mirrored.log.commit(insert(ORDERS, id=2))
+        wait_for(lambda: (mirrored.progress()["point"] or {}).get("offset") == end, what="the point")
+    (point,) = points(mirrored.spark, mirrored.config, limit=10)
+    assert (point.offset, list(point.versions), point.not_covered) == (end, ["public.items", "public.orders"], ())
+
+
+def in_a_lake_of_its_own(mirrored: Mirrored, warehouse: Path) -> str:
+    """Tells the mirror to use another catalog of the session, whose points are nobody else's; gives their table."""
+    name = f"apart_{mirrored.config.mirror.namespace}"
+    for option, value in catalog_options(mirrored.spark).items():
+        mirrored.spark.conf.set(f"spark.sql.catalog.{name}{option}", value)
+    mirrored.spark.conf.set(f"spark.sql.catalog.{name}.warehouse", str(warehouse))
+    mirror = mirrored.config.mirror.model_copy(update={"catalog": name})
+    mirrored.config = mirrored.config.model_copy(update={"mirror": mirror}).at(mirrored.config.file)
+    mirrored.spark.sql(f"CREATE NAMESPACE {name}.{POINTS_NAMESPACE}")
+    return points_target(mirrored.config)
+
+
+def catalog_options(spark: SparkSession) -> dict[str, str]:
+    names = ("", ".type", ".cache-enabled")
+    return {name: spark.conf.get(f"spark.sql.catalog.lake{name}") or "" for name in names}

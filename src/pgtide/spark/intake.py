@@ -177,7 +177,8 @@ class Intake:
         """Tables that were loaded meanwhile go on with the others, when they have caught up with them."""
         self._joining.go(self._tables.stop)
         loaded: list[Load] = []
-        for load, error in self._joining.finished(self._tables.done):
+        finished = self._joining.finished(self._tables.done)
+        for load, error in finished:
             table = load.table
             if isinstance(error, LogError):
                 raise error
@@ -200,7 +201,7 @@ class Intake:
             self._report()
             if self._tables.done == self._reader.end().end_offset:
                 self._publish(self._reader.first_offset(), self._tables.done, renewed=joined)
-        if loaded or behind:
+        if finished or behind:
             self._report()
 
     def _take(self, table: MirrorTable) -> None:
@@ -312,6 +313,7 @@ class Intake:
         """Its old rows are kept up to date meanwhile, and what is loaded beside them stays."""
         table.load_failures += 1
         table.reload_at_s = time.monotonic() + pause_s(table.load_failures)
+        self._report()
 
     def retry_reloads(self) -> None:
         now_s = time.monotonic()

@@ -368,6 +368,8 @@ class Mirror:
                 loaded = [table for table in self._tables if is_streaming(table)]
                 self._tables.each(loaded, self._take_head)
                 published = self._publish(self._reader.first_offset(), self._tables.done, lsn)
+                # A point that was asked for with a later LSN, here, does not name tables as they were at this one.
+                published = published and self._points.last is not None and self._points.last.lsn == lsn
                 self._report()
                 # Else nothing is loaded yet, or the lake cannot be written: it is to wait.
                 if published or (self._points.last is not None and not self._publisher.error):

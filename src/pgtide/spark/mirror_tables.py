@@ -23,7 +23,8 @@ from pgtide.sinks import Conflict
 from pgtide.sinks.merge import LOST_VALUE
 from pgtide.sinks.multiset import LOST_ROW
 from pgtide.spark.apply import JOB_TAG, MirrorTable
-from pgtide.spark.publisher import first_line, pause_s
+from pgtide.spark.publisher import pause_s
+from pgtide.spark.reason import reason
 from pgtide.spark.targets import target_of
 
 _AT_ONCE = 4
@@ -151,4 +152,4 @@ def told(table: MirrorTable, error: Exception) -> str:
             f"{table.name}: a row was updated or deleted that the mirror does not have.\n"
             f"Drop the mirror table to load it anew: DROP TABLE {table.target}"
         )
-    return f"{type(error).__name__}: {first_line(error)}"
+    return reason(error)

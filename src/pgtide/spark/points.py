@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType, TimestampType
 
+from pgtide.errors import TableError
 from pgtide.failpoints import declare, reach
 from pgtide.sinks import Conflict, Mark, Sink, Version
 from pgtide.spark.kept_points import NEWEST, kept_rows
@@ -125,6 +127,9 @@ class Points:
                 break
             except Conflict:
                 self._version = None
+            except BaseException:
+                self._version = None  # the table may be gone by the next attempt, or another's
+                raise
         self._known |= changed
         self._max_commit_timestamp = latest
         self.last = moment
@@ -178,16 +183,27 @@ class Points:
 
     def _loaded(self, version: Version) -> Version:
         """What is published so far, read at exactly the version that the next write will be compared with."""
-        self._version = version
         if version.snapshot_id is None:
+            self._version, self.last, self._known, self._max_commit_timestamp = version, None, {}, None
             return version
         # One question for all: a second one costs most of a second of a session that has just begun.
-        found = self._spark.sql(
-            f"SELECT `table`, {NEWEST} said, max(max_commit_timestamp) latest, "
-            "max_by(struct(`offset`, lsn, commit_timestamp), struct(`offset`, lsn)) point "
-            f"FROM {self.target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}' GROUP BY `table`"
-        ).toArrow().to_pylist()  # fmt: skip
+        try:
+            asked = self._spark.sql(
+                f"SELECT `table`, {NEWEST} said, max(max_commit_timestamp) latest, "
+                "max_by(struct(`offset`, lsn, commit_timestamp), struct(`offset`, lsn)) point "
+                f"FROM {self.target} VERSION AS OF {version.snapshot_id} WHERE log_id = '{self._log_id}' "
+                "GROUP BY `table`"
+            )
+        except AnalysisException as error:
+            if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+                raise
+            raise TableError(
+                f"{self.target} is not a table of points: it is somebody else's.",
+                remedy="Rename or drop it, or mirror into another catalog ([mirror] catalog).",
+            ) from error
+        found = asked.toArrow().to_pylist()
         self._max_commit_timestamp = max((row["latest"] for row in found if row["latest"]), default=None)
         self.last = max((Moment(**row["point"]) for row in found), key=lambda moment: moment.place, default=None)
         self._known = {row["table"]: Coverage(**row["said"]) for row in found if row["table"]}
+        self._version = version
         return version

@@ -10,10 +10,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from pgtide.change import TRANSACTIONS
+from pgtide.errors import TableError
 from pgtide.log.reader import LogReader
 from pgtide.sinks import Conflict
 from pgtide.spark.apply import MirrorTable
 from pgtide.spark.points import Coverage, Moment, Points
+from pgtide.spark.reason import reason
 from pgtide.spark.timings import POINT, Timings
 
 _RETRY_FIRST_S, _RETRY_LAST_S = 1.0, 60.0
@@ -45,14 +47,14 @@ class Publisher:
         self._tried(lambda: True)
 
     def _tried(self, work: Callable[[], bool]) -> bool:
-        """If the lake cannot be written, tables are parked, and so is the point."""
+        """If the lake cannot be written, tables are parked, and so is the point; also if the points are not ours."""
         try:
             self._points.open()
             done = work()
-        except (Conflict, Py4JJavaError, PySparkException) as error:
+        except (Conflict, TableError, Py4JJavaError, PySparkException) as error:
             self._failures += 1
             self._retry_at_s = time.monotonic() + pause_s(self._failures)
-            self.error = first_line(error)
+            self.error = reason(error)
             return False
         self._failures, self.error = 0, ""
         return done
@@ -97,7 +99,3 @@ def _coverage(table: MirrorTable, to: int) -> Coverage:
 
 def pause_s(failures: int) -> float:
     return min(_RETRY_FIRST_S * 2.0 ** (min(failures, 10) - 1), _RETRY_LAST_S)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:500]

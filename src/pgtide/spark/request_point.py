@@ -6,6 +6,7 @@ log to the LSN, the mirror to get there.
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 import time
@@ -17,7 +18,7 @@ from pgtide.config import Config
 from pgtide.errors import NotRunningError, TransientError
 from pgtide.log.control import Barrier, BarrierState, barrier, put_barrier, remove_barrier
 from pgtide.log.reader import LogReader
-from pgtide.log.retention import readers
+from pgtide.log.retention import reader_report, readers
 from pgtide.lsn import format_lsn
 from pgtide.replication.connect import connect_when_ready, postgres_errors
 from pgtide.replication.slot import slot_state
@@ -114,8 +115,16 @@ def _waiting_for(config: Config, reader: LogReader, lsn: int) -> str:
     end = reader.end()
     if end.durable_lsn < lsn:
         return f"waiting for the capture: the log is at {format_lsn(end.durable_lsn)}, not yet at {format_lsn(lsn)}"
+    if why := _why_not(config):
+        return f"the mirror cannot write it, and tries again: {why}"
     mirrored = next((found.offset for found in readers(config.log_location) if found.name == MIRROR), None)
     return f"waiting for the mirror: it is at offset {mirrored}, the point is at {reader.position_after(lsn)}"
+
+
+def _why_not(config: Config) -> str:
+    """What keeps the mirror from publishing points, as it tells; empty if it does not say."""
+    report = reader_report(config.log_location, MIRROR)
+    return (json.loads(report).get("point_error") if report else None) or ""
 
 
 def _ask(config: Config, lsn: int | None, limit_s: float) -> Barrier:

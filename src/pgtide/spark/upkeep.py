@@ -27,10 +27,10 @@ from pgtide.sinks import Sink
 from pgtide.spark.apply import MirrorTable
 from pgtide.spark.kept_points import all_kept_since
 from pgtide.spark.points import Points
+from pgtide.spark.reason import reason
 
 _STEP_S = 1.0
 _GOES_MAX = 100  # of one piece, in one round
-_ERROR_CHARACTERS = 500
 # Whoever looks for a point reads the points table in several queries at one version.
 _POINTS_READABLE_FOR = timedelta(minutes=10)
 
@@ -79,7 +79,7 @@ class Upkeep:
             except Exception as error:  # noqa: BLE001 - the mirror is right without upkeep
                 if stop.is_set():
                     return False  # it was interrupted
-                self._errors[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:_ERROR_CHARACTERS]}"
+                self._errors[name] = reason(error)
                 _log.warning("upkeep of %s failed, and will be tried again: %s", name, self._errors[name])
         if not self._pieces:
             self._note_round()
