@@ -20,6 +20,7 @@ from pgtide.errors import LogError, LogRangeError, TableError
 from pgtide.failpoints import reach
 from pgtide.log.control import offered_snapshot
 from pgtide.log.reader import LogReader
+from pgtide.schema import TableShape
 from pgtide.sinks import Sink, Version
 from pgtide.spark.alterations import Alterations
 from pgtide.spark.apply import Applier, MirrorTable
@@ -248,8 +249,16 @@ class Intake:
         something, and changes from before that no longer fit.
         """
         table, shadow = load.table, load.shadow
+        if self._joining.deleted_rows.are_coming(shadow):
+            return _Beside.BEHIND
         assert shadow.version is not None
-        if self._alterations.is_rewritten(shadow, shadow.mark) or self._has_gap(shadow) or not self._fits(shadow):
+        now = self._sink.recorded(shadow.target)
+        if (
+            self._alterations.is_rewritten(shadow, shadow.mark)
+            or self._has_gap(shadow)
+            or now is None
+            or not self._fits(shadow, now)
+        ):
             self._begin_again(load)
             return _Beside.AGAIN
         if shadow.clean_to < self._tables.done:
@@ -270,7 +279,9 @@ class Intake:
                 return _Beside.BEHIND
         if shadow.clean_to < table.clean_to:
             return _Beside.BEHIND  # a mirror that was killed had brought the table further than the others
-        table.version = self._sink.take_over(shadow.version)
+        if not self._joining.deleted_rows.have_come(shadow, self._shape_of(shadow), now):
+            return _Beside.BEHIND
+        table.version = self._sink.take_over(shadow.version, now)
         reach(TAKEN_OVER)
         table.shape, table.clean_to, table.needs_from = shadow.shape, shadow.clean_to, None
         table.joining, table.error, table.failures, table.load_failures = False, "", 0, 0
@@ -289,15 +300,18 @@ class Intake:
         history = self._tables.histories.get(table.shape.relation_oid)
         return table.mark is not None and has_gap(table.mark, history, self._reader.identity.start_lsn)
 
-    def _fits(self, shadow: MirrorTable) -> bool:
+    def _shape_of(self, shadow: MirrorTable) -> TableShape:
+        """With which what is beside a table was written, if that is known."""
+        assert shadow.mark is not None
+        shapes = self._applier.reader().shapes_of(shadow.shape.relation_oid)
+        return {one.fingerprint: one for one in shapes}.get(shadow.mark.shape, shadow.shape)
+
+    def _fits(self, shadow: MirrorTable, now: Version) -> bool:
         """Whether the table has exactly the columns with which what is beside it was loaded."""
-        version, mark = shadow.version, shadow.mark
+        version, mark, shape = shadow.version, shadow.mark, self._shape_of(shadow)
         assert version is not None
         assert mark is not None
-        shapes = self._applier.reader().shapes_of(shadow.shape.relation_oid)
-        shape = {one.fingerprint: one for one in shapes}.get(mark.shape, shadow.shape)
-        now = self._sink.recorded(shadow.target)
-        if now is None or shape.fingerprint != mark.shape:
+        if shape.fingerprint != mark.shape:
             return False
         try:
             wanted = layout_for(shape, replace(version, properties=now.properties))
