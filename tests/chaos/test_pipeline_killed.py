@@ -44,8 +44,8 @@ BATCH = (
     "mirror.point.published",
     "mirror.reported",
 )
-# Reached when a table that has rows is loaded anew: tests/spark/test_joining.py kills at each of them.
-ANEW = ("load.beside.begun", "load.taken_over")
+# Reached when a table that has rows is loaded anew: test_joining.py and test_soft_reload.py kill at each of them.
+ANEW = ("load.beside.begun", "load.deleted.kept", "load.taken_over")
 # Reached when a round of upkeep is due: tests/spark kills at each of them.
 UPKEEP = ("mirror.points.pruned", "mirror.upkeep.compacted", "mirror.upkeep.expired")
 # Reached when a table was altered: the same.

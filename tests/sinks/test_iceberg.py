@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DecimalType,
+    DoubleType,
     IntegerType,
     LongType,
     ShortType,
@@ -29,7 +31,7 @@ from pgtide.failpoints import FailpointReached
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Version
 from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours, stored_type
 from pgtide.sinks.iceberg_table import MAIN, IcebergTable, quoted
-from pgtide.sinks.merge import DELETE, LOST_VALUE, keep_name, origin_name
+from pgtide.sinks.merge import DELETE, DELETED, LOST_VALUE, keep_name, origin_name
 from tests.arming import armed
 from tests.waiting import wait_for
 
@@ -410,3 +412,46 @@ def test_expiry_keeps_all_ranges_of_an_unfinished_load(spark: SparkSession, sink
     assert recorded(sink, empty) == before
     assert before.loaded_ranges == {"1:0", "1:1", "1:2"}
     assert len(list(IcebergTable(spark, empty.target).snapshots())) < count
+
+
+def test_state_beside_keeps_deleted_rows_once_and_takes_over_only_from_what_it_was_compared_with(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    with_mark = StructType([StructField(DELETED, BooleanType())])
+    table = sink.append(empty, plain(spark, (1, "a"), (2, "b"), (3, "c")), mark(5))
+    table = sink.evolve(table, with_mark, {}, Alterations(defaults={DELETED: False}))
+    table = sink.upsert(table, replace(changes(spark, (1, None, True)), soft_delete=True), mark(6))
+    beside = sink.begin_beside(table, mark(None))
+    beside = sink.append(beside, plain(spark, (3, "new"), (4, "d")), mark(6))
+    for _ in range(2):  # as after a kill
+        beside = sink.keep_deleted(beside, table, ("id",), COLUMNS)
+    moved = sink.upsert(table, changes(spark, (9, "moved", False)), mark(7))
+    with pytest.raises(Conflict):
+        sink.take_over(beside, table)
+    taken = sink.take_over(beside, moved)
+    assert taken.mark == mark(6)
+    rows = spark.table(empty.target).collect()
+    assert sorted(map(tuple, rows)) == [(1, "a", True), (2, "b", True), (3, "new", False), (4, "d", False)]
+    assert IcebergTable(spark, empty.target).branches() == []
+
+
+def test_state_beside_without_key_keeps_marked_rows_beyond_those_it_has_marked_itself(
+    spark: SparkSession, sink: IcebergSink
+) -> None:
+    """Among them values that are not equal to themselves, and ones of a column that the source has no more."""
+    nan = float("nan")
+    columns = StructType([StructField("page", StringType()), StructField("ratio", DoubleType())])
+    stored = StructType([*columns, StructField("dropped", StringType()), StructField(DELETED, BooleanType())])
+    empty = sink.create(quoted("lake", "sinks", f"t_{uuid.uuid4().hex[:12]}"), stored, {"pgtide.relation": "public.t"})
+    old = [("a", nan, "x", True), ("a", nan, "x", True), ("b", None, "y", True), ("c", 1.0, "z", False)]
+    table = sink.append(empty, spark.createDataFrame(old, stored), mark(5))
+    beside = sink.begin_beside(table, mark(None))
+    new = [("a", nan, None, True), ("a", nan, None, False), ("d", 1.0, None, False)]
+    beside = sink.append(beside, spark.createDataFrame(new, stored), mark(6))
+    for _ in range(2):  # as after a kill
+        beside = sink.keep_deleted(beside, table, (), columns)
+    sink.take_over(beside, table)
+    rows = [(row["page"], row["dropped"], row[DELETED]) for row in spark.table(empty.target).collect()]
+    assert sorted(rows, key=str) == sorted(
+        [("a", None, False), ("a", None, True), ("a", "x", True), ("b", "y", True), ("d", None, False)], key=str
+    )

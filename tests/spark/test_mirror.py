@@ -9,7 +9,9 @@ import pytest
 from pgtide.errors import PgtideError
 from pgtide.lsn import format_lsn
 from pgtide.schema import Column, TableShape
+from pgtide.sinks.iceberg_table import IcebergTable
 from pgtide.spark import at
+from pgtide.spark.targets import points_target
 from pgtide.spark.wide_fold import Survey, WideFold
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import INT8, delete, insert, model, table_shape, truncate, update
@@ -163,6 +165,37 @@ def test_parked_table_catches_up_by_itself_once_mended(mirrored: Mirrored) -> No
         mirrored.spark.sql(f"DROP TABLE {mirrored.target(ORDERS)}")
         wait_for(lambda: mirrored.states()["public.orders"] == "streaming", limit_s=60, what="orders to be taken up")
         assert list(mirrored.rows(ORDERS)) == [(1,)]
+
+
+def test_parked_table_that_is_far_behind_catches_up_one_batch_at_a_time(
+    mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others need not wait for all of it; and no point says that it has what it does not have yet."""
+    monkeypatch.setattr("pgtide.spark.mirror_tables._BATCH_ROWS", 4)
+    target, changes = mirrored.target(ORDERS), [insert(ORDERS, id=number) for number in range(10)]
+    mirrored.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{mirrored.config.mirror.namespace}")
+    mirrored.spark.sql(f"CREATE TABLE {target} (id bigint) USING iceberg")
+    mirrored.spark.sql(f"INSERT INTO {target} VALUES (7)")
+    for number, change in enumerate(changes):
+        mirrored.log.commit(change, insert(ITEMS, id=number, region="n"))
+    with mirrored.running():
+        wait_for(lambda: mirrored.has_reached(ITEMS, 20), limit_s=120, what="the others to be at the end")
+        wait_for(lambda: mirrored.states().get("public.orders") == "parked", limit_s=60, what="orders to be parked")
+        mirrored.spark.sql(f"DROP TABLE {target}")
+        wait_for(lambda: mirrored.has_reached(ORDERS, 4), limit_s=60, what="orders to be taken up")
+        end = mirrored.log.commit(insert(ITEMS, id=99, region="n"))
+        wait_for(lambda: mirrored.states()["public.orders"] == "streaming", limit_s=120, what="orders to catch up")
+        wait_for(lambda: mirrored.progress()["point"]["offset"] == end, limit_s=60, what="a point at the end")
+    assert mirrored.rows(ORDERS) == model(ORDERS, changes)
+    assert sorted(mirrored.rows(ITEMS)) == [*((number, "n") for number in range(10)), (99, "n")]
+    table = IcebergTable(mirrored.spark, target)
+    said = table.summaries(table.head())
+    versions = {snapshot_id: int(one["pgtide.offset"]) for snapshot_id, one in said if "pgtide.offset" in one}
+    assert sorted(versions.values()) == [0, 4, 8, 12, 16, 20]
+    points = mirrored.spark.table(points_target(mirrored.config)).where("`table` = 'public.orders' AND covered")
+    told = points.where(f"log_id = '{mirrored.log.identity.log_id}'").select("version", "offset").collect()
+    assert {(versions[row["version"]], row["offset"]) for row in told} <= {(20, 20), (20, end)}
+    assert told
 
 
 def test_value_that_the_mirror_never_had_parks_the_table(mirrored: Mirrored) -> None:

@@ -143,8 +143,15 @@ class Sink(Protocol):
     def beside(self, target: str) -> Version | None:
         """The state beside, if there is one."""
 
-    def take_over(self, beside: Version) -> Version:
-        """Makes the state beside what readers see, at once, instead of what they saw."""
+    def keep_deleted(self, beside: Version, of: Version, key: tuple[str, ...], columns: StructType) -> Version:
+        """With soft deletes: the state beside gets what it lacks of the table's rows, marked as deleted.
+
+        Rows whose key it does not have; without a key those that are marked, as far as it has no equal ones that are,
+        in these columns.  Done again it changes nothing.
+        """
+
+    def take_over(self, beside: Version, now: Version) -> Version:
+        """Makes the state beside what readers see, at once, instead of what they see now."""
 
     def sweep(self, target: str) -> None:
         """Removes what killed writers left unfinished."""

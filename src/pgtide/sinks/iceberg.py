@@ -36,8 +36,16 @@ from pgtide.failpoints import declare, reach
 from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import MAIN, IcebergTable, create_table, is_conflict, quoted
-from pgtide.sinks.merge import DELETE, DELETED, PREFIX, fill_statement, merge_statement, supersede_statement
-from pgtide.sinks.multiset import columns_of, multiset_statement, net_rows
+from pgtide.sinks.merge import (
+    DELETE,
+    DELETED,
+    PREFIX,
+    fill_statement,
+    keep_statement,
+    merge_statement,
+    supersede_statement,
+)
+from pgtide.sinks.multiset import columns_of, marked_rows_lacking, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
 BESIDE = "pgtide-load"  # the branch of a load that is to replace what main has; `sweep` leaves it alone
@@ -211,10 +219,30 @@ class IcebergSink:
         table = self._load(target)
         return _version(table, BESIDE) if table is not None and BESIDE in table.branches() else None
 
-    def take_over(self, beside: Version) -> Version:
+    def keep_deleted(self, beside: Version, of: Version, key: tuple[str, ...], columns: StructType) -> Version:
+        assert beside.mark is not None
+        assert of.snapshot_id is not None
         table = IcebergTable(self._spark, beside.target)
-        if _has_moved(table, beside):
-            raise Conflict(f"{beside.target}: what was loaded beside it has moved.")
+        # A branch has the columns that the table has now, a snapshot those that it had then.
+        pinned = _BRANCH_PREFIX + secrets.token_hex(8)
+        table.create_branch(pinned, of.snapshot_id)
+        try:
+            rows = self._spark.table(_branch_of(beside.target, pinned))
+            return self._merge(
+                beside,
+                rows,
+                beside.mark,
+                lambda target, view: keep_statement(
+                    target, view if key else marked_rows_lacking(target, view, columns), key
+                ),
+            )
+        finally:
+            self._abandon(table, pinned)
+
+    def take_over(self, beside: Version, now: Version) -> Version:
+        table = IcebergTable(self._spark, beside.target)
+        if _has_moved(table, beside) or table.head() != now.snapshot_id:
+            raise Conflict(f"{beside.target}, or what was loaded beside it, has moved.")
         table.put_in_place(BESIDE)
         table.refresh()
         return _version(table)

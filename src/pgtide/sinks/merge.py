@@ -59,6 +59,18 @@ def supersede_statement(target: str, source: str, rows: DataFrame, key: tuple[st
     )
 
 
+def keep_statement(target: str, rows: str, key: tuple[str, ...]) -> str:
+    """Rows whose key the target lacks come as deleted ones; without a key all of them.
+
+    The key may be another than it was, and be null in rows that are long deleted: those are the same, too.
+    """
+    matched = " AND ".join(f"t.{quoted(name)} <=> s.{quoted(name)}" for name in key)
+    return (
+        f"MERGE INTO {target} t USING (SELECT * EXCEPT ({DELETED}), true AS {DELETED} FROM {rows}) s "
+        f"ON {matched or 'false'} WHEN NOT MATCHED THEN INSERT *"
+    )
+
+
 def _columns(rows: DataFrame) -> list[str]:
     return [name for name in rows.columns if not name.startswith(PREFIX)]
 

@@ -81,6 +81,27 @@ def multiset_statement(target: str, net: str, columns: StructType, *, soft_delet
     )
 
 
+def marked_rows_lacking(target: str, rows: str, columns: StructType) -> str:
+    """A query: of these rows, under soft deletes, those that are marked beyond as many as the target has marked.
+
+    Equal in these columns: others may have values only in rows that were written before the source dropped them.
+    """
+    same = [_identity(field.dataType, quoted(field.name)) for field in columns]
+    names = [quoted(f"{_SAME}{place}") for place in range(len(same))]
+    listed = ", ".join(f"{one} AS {name}" for one, name in zip(same, names, strict=True))
+    ours = ", ".join([*names, quoted(_ROW)])
+    there = f"SELECT {listed}, count(*) AS {quoted(_COUNT)} FROM {target} WHERE {DELETED} GROUP BY {', '.join(same)}"
+    marked = (
+        f"SELECT *, {listed}, row_number() OVER (PARTITION BY {', '.join(same)} ORDER BY 1) AS {quoted(_ROW)} "
+        f"FROM {rows} WHERE {DELETED}"
+    )
+    matched = " AND ".join(f"m.{name} <=> b.{name}" for name in names)
+    return (
+        f"(SELECT m.* EXCEPT ({ours}) FROM ({marked}) m LEFT JOIN ({there}) b ON {matched} "
+        f"WHERE m.{quoted(_ROW)} > coalesce(b.{quoted(_COUNT)}, 0))"
+    )
+
+
 def _rows_that_go(target: str, net: str, columns: StructType, soft_delete: bool) -> str:
     """A query: the `_row_id` of as many equal rows as go; it fails where there are fewer."""
     going = f"SELECT *, monotonically_increasing_id() AS {quoted(_GROUP)} FROM {net} WHERE {quoted(_COUNT)} < 0"

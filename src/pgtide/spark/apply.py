@@ -56,7 +56,7 @@ class MirrorTable:
     failures: int = 0
     retry_at_s: float = 0.0
     joining: bool = False  # it is being loaded while the others stream, or waits for that, or for its turn after it
-    catching_up: bool = False  # it is loaded, and applies what has come since
+    catching_up: bool = False  # it is loaded, or was parked for long, and applies what has come since
     removed: bool = False  # it is captured no more
     needs_from: int | None = None  # while it is loaded: its changes from this offset on must stay in the log
     load_error: str = ""  # why it could not be loaded anew
@@ -76,7 +76,8 @@ class MirrorTable:
     @property
     def goes_on(self) -> bool:
         """Whether it applies its changes in their order, now or when what has parked it is over."""
-        return not (self.joining or self.removed or (self.error and not self.may_pass))
+        is_loading = self.joining and not self.catching_up
+        return not (is_loading or self.removed or (self.error and not self.may_pass))
 
     @property
     def is_loaded(self) -> bool:

@@ -20,6 +20,7 @@ from pgtide.errors import LogError, LogRangeError, TableError
 from pgtide.failpoints import reach
 from pgtide.log.control import offered_snapshot
 from pgtide.log.reader import LogReader
+from pgtide.schema import TableShape
 from pgtide.sinks import Sink, Version
 from pgtide.spark.alterations import Alterations
 from pgtide.spark.apply import Applier, MirrorTable
@@ -76,12 +77,14 @@ class Intake:
         if not self._loads or table.removed or table.error:
             return
         if self.is_loading(table):
-            table.joining = table.joining or self._has_gap(table)
+            if self._has_gap(table):
+                table.joining, table.catching_up = True, False
             return
         lacking = self._must_be_loaded(table)
         is_new = lacking is not None and lacking.snapshot_id is None
         beside = None if is_new else self._sink.beside(table.target)
-        table.joining = lacking is not None
+        table.catching_up = table.catching_up and lacking is None
+        table.joining = table.catching_up or lacking is not None
         if lacking is None and beside is None:
             return
         table.needs_from = self._needed_from(table, beside or lacking)
@@ -130,7 +133,7 @@ class Intake:
         """
         failed = set()
         for table in tables:
-            if table.joining or table.removed or self.is_loading(table):
+            if (table.joining and not table.catching_up) or table.removed or self.is_loading(table):
                 continue
             try:
                 if not self._has_rows(table):
@@ -210,16 +213,21 @@ class Intake:
             return
         self._applier.begin(table)
         self._alterations.check(table)
-        table.catching_up = True
+        table.catching_up, table.needs_from = True, None
+
+    def take_back(self, table: MirrorTable) -> None:
+        """A table that was parked: it catches up if it is more than a batch behind."""
+        self._applier.begin(table)
+        if self._next_end(table) < self._tables.done:
+            table.joining = table.catching_up = True
 
     def _catch_up(self, table: MirrorTable) -> None:
         """One batch at a time: after a long load there may be many, and the others are not to wait for all of them."""
         if table.clean_to < self._tables.done:
             self._applier.apply(table, self._next_end(table))
-        table.needs_from = table.clean_to
         if table.clean_to >= self._tables.done:
+            self._alterations.follow(table, self._tables.done)
             table.catching_up = table.joining = False
-            table.needs_from = None
 
     def _bring_up_beside(self) -> list[str]:
         """What was loaded beside tables takes their place when it has caught up with them; names those."""
@@ -249,8 +257,16 @@ class Intake:
         something, and changes from before that no longer fit.
         """
         table, shadow = load.table, load.shadow
+        if self._joining.deleted_rows.are_coming(shadow):
+            return _Beside.BEHIND
         assert shadow.version is not None
-        if self._alterations.is_rewritten(shadow, shadow.mark) or self._has_gap(shadow) or not self._fits(shadow):
+        now = self._sink.recorded(shadow.target)
+        if (
+            self._alterations.is_rewritten(shadow, shadow.mark)
+            or self._has_gap(shadow)
+            or now is None
+            or not self._fits(shadow, now)
+        ):
             self._begin_again(load)
             return _Beside.AGAIN
         if shadow.clean_to < self._tables.done:
@@ -271,10 +287,13 @@ class Intake:
                 return _Beside.BEHIND
         if shadow.clean_to < table.clean_to:
             return _Beside.BEHIND  # a mirror that was killed had brought the table further than the others
-        table.version = self._sink.take_over(shadow.version)
+        if not self._joining.deleted_rows.have_come(shadow, self._shape_of(shadow), now):
+            return _Beside.BEHIND
+        table.version = self._sink.take_over(shadow.version, now)
         reach(TAKEN_OVER)
         table.shape, table.clean_to, table.needs_from = shadow.shape, shadow.clean_to, None
-        table.joining, table.error, table.failures, table.load_failures = False, "", 0, 0
+        table.joining = table.catching_up = False
+        table.error, table.failures, table.load_failures = "", 0, 0
         return _Beside.TAKEN
 
     def _begin_again(self, load: Load) -> None:
@@ -290,15 +309,18 @@ class Intake:
         history = self._tables.histories.get(table.shape.relation_oid)
         return table.mark is not None and has_gap(table.mark, history, self._reader.identity.start_lsn)
 
-    def _fits(self, shadow: MirrorTable) -> bool:
+    def _shape_of(self, shadow: MirrorTable) -> TableShape:
+        """With which what is beside a table was written, if that is known."""
+        assert shadow.mark is not None
+        shapes = self._applier.reader().shapes_of(shadow.shape.relation_oid)
+        return {one.fingerprint: one for one in shapes}.get(shadow.mark.shape, shadow.shape)
+
+    def _fits(self, shadow: MirrorTable, now: Version) -> bool:
         """Whether the table has exactly the columns with which what is beside it was loaded."""
-        version, mark = shadow.version, shadow.mark
+        version, mark, shape = shadow.version, shadow.mark, self._shape_of(shadow)
         assert version is not None
         assert mark is not None
-        shapes = self._applier.reader().shapes_of(shadow.shape.relation_oid)
-        shape = {one.fingerprint: one for one in shapes}.get(mark.shape, shadow.shape)
-        now = self._sink.recorded(shadow.target)
-        if now is None or shape.fingerprint != mark.shape:
+        if shape.fingerprint != mark.shape:
             return False
         try:
             wanted = layout_for(shape, replace(version, properties=now.properties))
@@ -307,7 +329,9 @@ class Intake:
         return wanted.properties.items() <= now.properties.items()
 
     def _next_end(self, table: MirrorTable) -> int:
-        return min(self._tables.done, batch_end(self._applier.reader(), table.clean_to))
+        reader = self._applier.reader()
+        # The mark of a quiet table may be older than the log.
+        return min(self._tables.done, batch_end(reader, max(table.clean_to, reader.first_offset())))
 
     def _put_off_reload(self, table: MirrorTable) -> None:
         """Its old rows are kept up to date meanwhile, and what is loaded beside them stays."""

@@ -26,6 +26,7 @@ from pgtide.failpoints import declare, reach
 from pgtide.sinks import Mark, Sink, Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.spark.apply import Applier, MirrorTable
+from pgtide.spark.deleted_rows import DeletedRows
 from pgtide.spark.load import Loader
 
 BESIDE_BEGUN = declare("load.beside.begun", "a table that is loaded anew has an empty state beside its rows")
@@ -57,6 +58,7 @@ class Joining:
         self._applier_beside = Applier(spark, self._beside_sink, config.log_location, config.mirror, loads=True)
         self._sink = sink
         self._report = report
+        self.deleted_rows = DeletedRows(spark, sink)
         self._waiting: deque[Load] = deque()
         self._loading: list[Load] = []
         self._over: deque[tuple[Load, Exception | None]] = deque()
@@ -133,7 +135,8 @@ class Joining:
         self._beside_sink.recorded(table.target)
 
     def end(self, stop: threading.Event) -> None:
-        """Waits for the thread, which leaves off when `stop` is set."""
+        """Waits for the threads, which leave off when `stop` is set."""
+        self.deleted_rows.end(stop)
         thread = self._thread
         if thread is not None and stop.is_set():
             thread.join()

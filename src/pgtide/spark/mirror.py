@@ -307,10 +307,16 @@ class Mirror:
         self._tables.each(self._tables.take_in(shapes, shapes), self._intake.examine)
 
     def _advance(self, table: MirrorTable, to: int) -> None:
-        """Brings one table to `to`; has it loaded if it has nothing, as when it was dropped to be loaded anew."""
+        """Brings one table to `to`; has it loaded if it has nothing, as when it was dropped to be loaded anew.
+
+        One that was parked for long catches up in batches, as one that was loaded does.
+        """
+        was_parked = bool(table.error)
         if not table.is_loaded:
             table.error = ""
             self._intake.examine(table)
+        if was_parked and not table.joining:
+            self._intake.take_back(table)
         if not table.joining:
             self._applier.apply(table, to)
             self._alterations.follow(table, to)

@@ -114,7 +114,8 @@ class MirrorTables:
         table.error = told(table, error)
         table.may_pass = may_pass(error)
         table.version = None
-        if table.joining:  # it has nothing of its own that needs older changes than its load did
+        if table.joining and not table.catching_up:
+            # It has nothing of its own that needs older changes than its load did.
             table.clean_to, table.needs_from = max(table.clean_to, table.needs_from or 0), None
         table.joining = table.catching_up = False
         table.failures += 1

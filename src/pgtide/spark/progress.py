@@ -34,7 +34,7 @@ class Progress:
         """`offset` is the start of what the mirror still needs: parked tables and those that join hold it back."""
         listed = list(tables)
         kept = [table.needs_from for table in listed if table.needs_from is not None and not table.removed]
-        kept += [table.clean_to for table in listed if table.error and not table.removed]
+        kept += [table.clean_to for table in listed if (table.error or table.catching_up) and not table.removed]
         needed = min(kept, default=done)
         moment = points.last
         content = {
