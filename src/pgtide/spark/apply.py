@@ -204,7 +204,9 @@ class Applier:
             batch = read(shape, layout, part.slices)
         mark = replace(recorded, shape=fingerprint, offset=part.end, changes=recorded.changes + batch.changes)
         if batch.changes == 0:
-            return version
+            # All was rolled back with a savepoint.  Retention cannot tell that from changes, so the table has to say
+            # that it is past them.
+            return self._sink.append(version, None, mark)
         with self.timings.of(WRITE):
             return self._write_batch(shape, layout, version, batch, mark)
 
