@@ -108,3 +108,24 @@ def test_table_of_which_only_a_rolled_back_savepoint_was_removed_is_not_parked(
     mirrored.run()
     assert mirrored.rows(QUIET) == model(QUIET, [first])
     assert mirrored.rows(BUSY) == model(BUSY, changes)
+
+
+def test_table_whose_mirror_is_dropped_does_not_begin_empty_where_retention_has_taken_its_changes(
+    mirrored: Mirrored,
+) -> None:
+    log = mirrored.log
+    log.commit(insert(QUIET, id=1))
+    log.commit(insert(BUSY, id=1))
+    mirrored.run()
+    log.commit(insert(QUIET, id=2))
+    log.commit(insert(BUSY, id=2))
+    mirrored.run()
+    remove(log.path, plan_removal(log.path, retention_s=0, max_bytes=1))
+    mirrored.spark.sql(f"DROP TABLE {mirrored.target(QUIET)}")
+    mirrored.run(parked=["public.quiet"])
+    assert "pgtide snapshot start public.quiet --type bulk" in mirrored.progress()["tables"]["public.quiet"]["error"]
+    new = table_shape("new", oid=16600)
+    log.commit(insert(QUIET, id=3), insert(new, id=1))
+    mirrored.run(parked=["public.quiet"])
+    assert mirrored.rows(QUIET) == {}
+    assert list(mirrored.rows(new)) == [(1,)], "a table of which nothing is gone begins"
