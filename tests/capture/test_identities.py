@@ -219,11 +219,46 @@ def test_keys_are_those_of_the_relation_where_the_catalog_has_moved_on(database:
     )
     with capturing(config):
         reader = wait_until_captured(database, config)
-    keys = {}
-    for table in "tf":
-        oid = reader.shapes()[f"public.{table}"].relation_oid
-        pieces = reader.plan(0, reader.end().end_offset, oid)
-        keys[table] = [[column.name for column in reader.read(piece).shape.key_columns] for piece in pieces]
-    # The messages of t carry flags: they decide.  Under FULL all columns are flagged, and only the catalog can tell.
-    assert keys == {"t": [["a"], ["b"]], "f": [["b"]]}
+    keys = {table: keys_told(reader, table) for table in "tf"}
+    # The messages of t carry flags: they decide.  Under FULL all columns are flagged, and the catalog has only the key
+    # of now, which these rows need not have had: whole as they are, they are known without one.
+    assert keys == {"t": [["a"], ["b"]], "f": [[]]}
     assert replayed(reader, "public.t", "a") == source_rows(database, "t", "a")
+
+
+def keys_told(reader: LogReader, table: str) -> list[list[str]]:
+    """The key that the changes of each block have."""
+    oid = reader.shapes()[f"public.{table}"].relation_oid
+    pieces = reader.plan(0, reader.end().end_offset, oid)
+    return [[column.name for column in reader.read(piece).shape.key_columns] for piece in pieces]
+
+
+def test_under_full_a_key_counts_from_where_it_is_certain_to_have_been_there(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE late (id int, v int)",
+        "ALTER TABLE late REPLICA IDENTITY FULL",
+        "INSERT INTO late VALUES (1, 1), (1, 2)",
+        "CREATE TABLE early (id int PRIMARY KEY)",
+        "ALTER TABLE early REPLICA IDENTITY FULL",
+    )
+    config = configuration(database, tmp_path)
+    with capturing(config):
+        wait_until_captured(database, config)
+        # The relation message in front of the delete is read when the catalog has the key already.
+        with database.connect() as connection, connection.transaction():
+            connection.execute("DELETE FROM late WHERE v = 2")
+            connection.execute("ALTER TABLE late ADD PRIMARY KEY (id)")
+        wait_until_captured(database, config)
+        database.execute("INSERT INTO early VALUES (1)")
+        wait_until_captured(database, config)
+        wait_until_captured(database, config)  # now the stream has passed the LSN at which the key was seen
+        database.execute("INSERT INTO late VALUES (2, 1)")
+        wait_until_captured(database, config)
+        # The next message comes while the slot is still behind the key.  That does not make it uncertain again.
+        database.execute("ALTER TABLE late ALTER v SET STATISTICS 10", "INSERT INTO late VALUES (3, 1)")
+        reader = wait_until_captured(database, config)
+    assert keys_told(reader, "early") == [["id"]], "it had its key before the slot was made"
+    assert keys_told(reader, "late") == [[], ["id"], ["id"]]
+    assert told(reader, "late", "id", "v")[0] == ("DELETE", "FULL", 1, 2)

@@ -318,6 +318,8 @@ class Capture:
             if received is not None:
                 decoded = decoder.feed(Frames(received.buffer, received.starts, received.ends))
                 reach(_DECODED)
+                for shape in sides.catalog.keys_certain_behind(decoded.wal_end):
+                    decoder.reshape(shape)
                 asked = decoded.reply_wanted
                 watch.rows.inc(decoded.changes)
                 watch.received_bytes.inc(received.nbytes)

@@ -96,7 +96,7 @@ def open_sides(config: Config, facts: SourceFacts, stop: threading.Event, known_
         publications = ensure_publication(side, config.source, tables)
         reach(_PUBLISHED)
         opened.pop_all()
-    return Sides(server, side, replication, Catalog(side, known_shapes), publications)
+    return Sides(server, side, replication, Catalog(side, known_shapes, config.source.slot), publications)
 
 
 def _still_there(side: Connection, config: Config, facts: SourceFacts) -> list[TableInfo]:

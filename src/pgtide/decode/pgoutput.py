@@ -77,6 +77,10 @@ class Decoder:
         self._stream_xid = messages.stream_xid
         return Decoded(first, self._next_change - first, tuple(tables), controls, origins, gids, messages.wal_end)
 
+    def reshape(self, shape: TableShape) -> None:
+        """From the next feed on, the relation's changes have this shape: the columns that they had, and another key."""
+        self._relations[shape.relation_oid] = Relation(self._relations[shape.relation_oid].message, shape)
+
     def _relation_versions(self, messages: Messages) -> dict[int, list[tuple[int, Relation]]]:
         """Relations described in this feed: oid → (index of the message from which it counts, relation)."""
         versions: dict[int, list[tuple[int, Relation]]] = {}

@@ -4,12 +4,18 @@ Questions are asked for many tables at once, so that a thousand tables cost a ha
 
 A shape that the catalog alone gives (`shape`) and one that begins from a relation message of the stream
 (`shape_for`) are equal, fingerprint included, as long as nothing was altered in between.
+
+Under REPLICA IDENTITY FULL a message does not say what the key is, and the catalog says what it is now: there may have
+been equal keys when the rows were changed.  Such rows come whole, so they need no key; a table has one in the stream
+from where on it is certain that the key was there.  It is if the transaction that made it had ended before all that the
+slot can still send, or if the stream has passed an LSN at which the key was seen: whoever wrote to the table before the
+key was made had committed by then, for making it locks the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg.rows import kwargs_row
@@ -26,7 +32,7 @@ from pgtide.replication.attributes import (
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.published import PublishedTable, published_tables
 from pgtide.replication.type_catalog import TypeCatalog
-from pgtide.replication.writers import prepared_and_open
+from pgtide.replication.writers import prepared_and_open, wal_end_lsn
 from pgtide.schema import Column, TableShape
 
 
@@ -73,6 +79,7 @@ class _Relation:
     attributes: tuple[Attribute, ...]
     primary_key: frozenset[int]  # attribute numbers
     identity_index: frozenset[int]
+    key_xid: int | None  # the transaction that made the primary key, if that may be later than what the slot sends
 
 
 @dataclass
@@ -81,8 +88,11 @@ class Catalog:
 
     connection: Connection
     known: KnownShapes = field(default_factory=KnownShapes)
+    slot: str = ""  # whose messages `shape_for` gets
     _types: TypeCatalog = field(init=False)
     _streamed: dict[int, TableShape] = field(default_factory=dict, init=False)  # by the last message of each relation
+    _key_seen: dict[int, tuple[int, int, TableShape]] = field(default_factory=dict, init=False)  # LSN, key_xid, keyed
+    _certain_keys: dict[int, int] = field(default_factory=dict, init=False)  # relation → key_xid
 
     def __post_init__(self) -> None:
         self._types = TypeCatalog(self.connection)
@@ -145,8 +155,27 @@ class Catalog:
                 "only after its end: from there on, changes wait for COMMIT PREPARED or ROLLBACK PREPARED"
             )
         self.known.remember(shape)
+        shape = self._with_certain_key(shape, relation.key_xid if relation else None)
         self._streamed[message.relation_oid] = shape
         return shape
+
+    def keys_certain_behind(self, lsn: int) -> list[TableShape]:
+        """The stream has come to this LSN: shapes of tables that have a key from here on.  Each is told once."""
+        certain = [oid for oid, (seen_lsn, _, _) in self._key_seen.items() if seen_lsn <= lsn]
+        shapes = []
+        for oid in certain:
+            _, self._certain_keys[oid], shape = self._key_seen.pop(oid)
+            shapes.append(shape)
+        return shapes
+
+    def _with_certain_key(self, shape: TableShape, key_xid: int | None) -> TableShape:
+        oid = shape.relation_oid
+        self._key_seen.pop(oid, None)
+        keyed = shape.replica_identity == "f" and shape.key_columns
+        if not keyed or key_xid is None or self._certain_keys.get(oid) == key_xid:
+            return shape
+        self._key_seen[oid] = wal_end_lsn(self.connection), key_xid, shape  # the LSN is one after the key was seen
+        return replace(shape, columns=tuple(replace(column, key=False) for column in shape.columns))
 
     def _shape(self, message: RelationMessage, relation: _Relation) -> TableShape:
         before = self._streamed.get(message.relation_oid)
@@ -169,11 +198,11 @@ class Catalog:
 
     def _relations(self, oids: Iterable[int]) -> dict[int, _Relation]:
         with postgres_errors("reading the catalog"):
-            rows = self.connection.execute(_SHAPES, {"oids": list(oids)}).fetchall()
+            rows = self.connection.execute(_SHAPES, {"oids": list(oids), "slot": self.slot}).fetchall()
         return {
             oid: _Relation(namespace, name, identity, tuple(Attribute(*attribute) for attribute in attributes),
-                           frozenset(primary_key), frozenset(identity_index))
-            for oid, namespace, name, identity, attributes, primary_key, identity_index in rows
+                           frozenset(primary_key), frozenset(identity_index), key_xid)
+            for oid, namespace, name, identity, attributes, primary_key, identity_index, key_xid in rows
         }  # fmt: skip
 
 
@@ -181,7 +210,7 @@ def _table(*, parents: list[int], primary_key: list[str], **fields: Any) -> tupl
     return TableInfo(primary_key=tuple(primary_key), **fields), parents
 
 
-_GONE = _Relation("", "", "d", (), frozenset(), frozenset())
+_GONE = _Relation("", "", "d", (), frozenset(), frozenset(), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +295,8 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND {_OWN_SCHEMAS}
 ORDER BY 1"""
 
+# All transactions before a slot's catalog_xmin had ended where it begins to send.  What changes the row of an index
+# later makes it look younger than it is, and so does wraparound: that costs time, and is not wrong.
 _SHAPES = f"""
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relreplident::text,
        coalesce((SELECT json_agg(json_build_array(
@@ -276,6 +307,8 @@ SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relreplident::text,
        ARRAY(SELECT unnest(i.indkey[:i.indnkeyatts - 1])::int4 FROM pg_index i
              WHERE i.indrelid = c.oid AND i.indisprimary AND {_KEY_INDEX}),
        ARRAY(SELECT unnest(i.indkey[:i.indnkeyatts - 1])::int4 FROM pg_index i
-             WHERE i.indrelid = c.oid AND i.indisreplident AND {_KEY_INDEX})
+             WHERE i.indrelid = c.oid AND i.indisreplident AND {_KEY_INDEX}),
+       (SELECT i.xmin::text::int8 FROM pg_index i, pg_replication_slots s
+        WHERE i.indrelid = c.oid AND i.indisprimary AND s.slot_name = %(slot)s AND age(i.xmin) <= age(s.catalog_xmin))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%(oids)s::int8[]::oid[]) AND c.relkind IN ('r', 'p')"""

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 
 from pgtide.replication.connect import Connection, postgres_errors
+from pgtide.replication.writers import wal_end_lsn
 
 # {"name": …, "files": {oid: relfilenode}, "branches": {oid: stamp of its place below its parent}, "labels": {oid: label
 # of an enum}, "attributes": {attnum: {…}}}, as JSON has it.  Those of older versions lack branches and labels.
@@ -34,9 +35,7 @@ def table_states(connection: Connection, oids: Collection[int]) -> tuple[dict[in
     """The tables as they are now, without those that are gone, and an LSN: what commits after it commits after this."""
     with postgres_errors("reading the catalog"):
         states: dict[int, State] = dict(connection.execute(_STATES, {"oids": list(oids)}).fetchall())
-        row = connection.execute(_END).fetchone()
-    assert row is not None
-    return states, int(row[0])
+        return states, wal_end_lsn(connection)
 
 
 def is_rewritten(before: State, now: State) -> bool:
@@ -169,7 +168,3 @@ WITH RECURSIVE tree AS (
     UNION SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
 )
 SELECT bool_or(pg_relation_size(c.oid) > 0) FROM tree JOIN pg_class c USING (oid) WHERE c.relkind = 'r'"""
-
-_END = """
-SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
-             ELSE pg_current_wal_insert_lsn() END - '0/0')::int8"""

@@ -81,6 +81,16 @@ def insert_lsn(connection: Connection) -> int | None:
     return parse_lsn(row[0]) if row and row[0] else None
 
 
+def wal_end_lsn(connection: Connection) -> int:
+    """What commits behind this LSN commits after all that can be seen now; on a standby, too."""
+    query = """SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
+                            ELSE pg_current_wal_insert_lsn() END - '0/0')::int8"""
+    with postgres_errors("reading the end of the WAL"):
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def _in_64_bits(xid: int, near_xid: int) -> int:
     """The 64-bit value with these lower 32 bits that is nearest to `near_xid`."""
     return near_xid + ((xid - near_xid + (1 << 31)) % (1 << 32)) - (1 << 31)

@@ -142,8 +142,9 @@ class Applier:
         if version.mark is not None and version.mark.load is not None and version.mark.offset is None:
             raise TableError(f"{table.target} is not loaded yet.", remedy="Let pgtide run finish its load.")
         if version.mark is None:
-            # Nobody loaded it: it begins empty where the log begins.
-            begin = Mark(self.log_id, table.shape.fingerprint, offset=self.reader().first_offset())
+            # Nobody loaded it: it begins empty where the log begins.  If retention has taken changes of it since, it is
+            # behind these, and parks as one that has not applied them.
+            begin = Mark(self.log_id, table.shape.fingerprint, offset=0)
             version = self._sink.append(version, None, begin)
         version = self._with_soft_deletes(table, version)
         assert version.mark is not None
@@ -206,7 +207,9 @@ class Applier:
             batch = read(shape, layout, part.slices)
         mark = replace(recorded, shape=fingerprint, offset=part.end, changes=recorded.changes + batch.changes)
         if batch.changes == 0:
-            return version
+            # All was rolled back with a savepoint.  Retention cannot tell that from changes, so the table has to say
+            # that it is past them.
+            return self._sink.append(version, None, mark)
         with self.timings.of(WRITE):
             return self._write_batch(shape, layout, version, batch, mark)
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pgtide.change import OldImage, Op
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
-from pgtide.spark.keys import check_keys, comparable
+from pgtide.spark.keys import check_keys, check_keys_told, comparable
 from pgtide.spark.missing import stored_missing
 from pgtide.types import storage_type
 
@@ -78,6 +78,7 @@ def fold_together(shape: TableShape, table: pa.Table) -> Folded:
         assert not np.isin(ops, (Op.UPDATE, Op.DELETE)).any(), "rows that go have to be counted"
         return Folded(shape, _added(table), np.zeros(len(ops), np.bool_), {}, None, bool(len(truncates)), changes)
     check_keys(shape, table)
+    check_keys_told(shape, table)
     events = _events(shape, table, ops)
     last = _last_per_key(events.key)
     kept: dict[str, Flags] = {}

@@ -40,6 +40,16 @@ def check_keys(shape: TableShape, rows: pa.Table | pa.RecordBatch, *, loading: b
                 )
 
 
+def check_keys_told(shape: TableShape, rows: pa.Table) -> None:
+    """A key is never null.  If one is, the changes came with another, and a MERGE would pass over them in silence."""
+    for column in shape.key_columns:
+        if rows.column(column.storage_name).null_count:
+            raise UnusableKey(
+                f"{shape.qualified_name}.{column.name}: a change does not say the key of its row.",
+                remedy=f"Load it anew: pgtide snapshot start {shape.qualified_name} --type bulk",
+            )
+
+
 def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Values that Arrow can number and compare.  It cannot do so with nested ones: they become Python's text of them,
     which differs exactly if they do, whether they are as the log stores them or as the lake does.  0.0 and -0.0 are one

@@ -3,7 +3,8 @@
 Most often a part has the shape that the table is to have.  Two exceptions:
 
  - A table that was altered while it was loaded has the newer shape already when the changes from before come: these
-   are fitted to it, which adds what the newer columns left older rows with.
+   are fitted to it, which adds what the newer columns left older rows with.  The same happens where it has gone back
+   to a shape that it had before.  Rows are found by the key of their own shape all the same: they tell no other.
  - A column of which nobody knows which it is (see `replication/attributes.py`) is left out if it can only be one that
    the table has lost since.
 """
@@ -56,8 +57,20 @@ def fitting(captured: TableShape, recorded: str, shapes: Sequence[TableShape]) -
     """
     places = {shape.fingerprint: place for place, shape in enumerate(shapes)}
     if places.get(recorded, -1) > places[captured.fingerprint]:
-        captured = shapes[places[recorded]]
+        return recorded, _keyed_as(captured, _told(shapes[places[recorded]], shapes[-1]))
     return captured.fingerprint, _told(captured, shapes[-1])
+
+
+def _keyed_as(captured: TableShape, newer: TableShape) -> TableShape:
+    key = {column.attnum for column in captured.key_columns}
+    lost = key - {column.attnum for column in newer.columns}
+    if lost:
+        names = ", ".join(column.name for column in captured.key_columns if column.attnum in lost)
+        raise TableError(
+            f"{newer.qualified_name} has lost {names}, by which its earlier changes say whose they are.",
+            remedy=f"Drop the mirror table of {newer.qualified_name} to load it anew.",
+        )
+    return replace(newer, columns=tuple(replace(column, key=column.attnum in key) for column in newer.columns))
 
 
 def _told(shape: TableShape, now: TableShape) -> TableShape:
