@@ -189,18 +189,24 @@ def _soft_delete(shape: TableShape, version: Version | None, options: TableOptio
     if options is None:  # a load, which writes living rows only
         return version is not None and SOFT_DELETE in version.properties
     wanted = bool(options.soft_delete)
-    if not wanted and version and SOFT_DELETE in version.properties:
-        raise TableError(
-            f"{version.target} has soft deletes, and may have rows that are marked as deleted.",
-            remedy=f"Set soft_delete = true for {shape.qualified_name}, or drop the mirror table to load it anew: "
-            f"DROP TABLE {version.target}",
-        )
+    if version:
+        check_soft_delete(shape.qualified_name, version, options)
     if wanted and DELETED in (column.name.lower() for column in columns):
         raise TableError(
             f"{shape.qualified_name} has, or had, a column {DELETED}, which soft deletes add.",
             remedy=f"Rename the column in the source, or set soft_delete = false for {shape.qualified_name}.",
         )
     return wanted
+
+
+def check_soft_delete(name: str, version: Version, options: TableOptions) -> None:
+    """Refuses a table that has soft deletes and is to have none: what is marked would look alive."""
+    if not options.soft_delete and SOFT_DELETE in version.properties:
+        raise TableError(
+            f"{version.target} has soft deletes, and may have rows that are marked as deleted.",
+            remedy=f"Set soft_delete = true for {name}, or drop the mirror table to load it anew: "
+            f"DROP TABLE {version.target}",
+        )
 
 
 def _check_same_table(shape: TableShape, version: Version) -> None:
