@@ -96,6 +96,7 @@ def test_range_that_is_not_in_the_log_is_refused(pruned: WrittenLog, options: di
     with pytest.raises(ConfigurationError, match=says):
         batch_ids(pruned, **options)
     assert batch_ids(pruned, startingOffsets="6", endingOffsets="6") == []
+    assert batch_ids(pruned, startingOffsets="0/2BC") == [], "the log has just come to it"
 
 
 def test_stream_that_would_begin_beyond_the_log_is_refused(pruned: WrittenLog) -> None:
