@@ -90,6 +90,7 @@ def test_turned_on_later_all_rows_live_and_turned_off_the_table_parks(mirrored: 
     mirrored.run()
     assert marked(mirrored, ORDERS, "id") == [(1, True), (2, False)]
     mirrored.config = before
+    mirrored.run(parked=["public.orders"])  # also while nothing is changed
     mirrored.log.commit(insert(ORDERS, id=3))
     mirrored.run(parked=["public.orders"])
     assert "soft_delete = true" in mirrored.progress()["tables"]["public.orders"]["error"]

@@ -87,6 +87,8 @@ def test_stream_whose_changes_retention_took_fails_or_goes_on(
     [
         ({"startingOffsets": "999"}, r'startingOffsets is 999, .* has offsets 4 to 6 .*\n.*"startingOffsets", "6"'),
         ({"endingOffsets": "7"}, "endingOffsets is 7, .* has offsets 4 to 6"),
+        ({"startingOffsets": "0/2BD"}, r"startingOffsets is 0/2BD, .* only come to 0/2BC(.|\n)*Wait until"),
+        ({"endingOffsets": "FF/0"}, "endingOffsets is FF/0, .* only come to 0/2BC"),
         ({"startingOffsets": "6", "endingOffsets": "5"}, "startingOffsets stands for offset 6, endingOffsets for 5"),
     ],
 )
@@ -94,6 +96,7 @@ def test_range_that_is_not_in_the_log_is_refused(pruned: WrittenLog, options: di
     with pytest.raises(ConfigurationError, match=says):
         batch_ids(pruned, **options)
     assert batch_ids(pruned, startingOffsets="6", endingOffsets="6") == []
+    assert batch_ids(pruned, startingOffsets="0/2BC") == [], "the log has just come to it"
 
 
 def test_stream_that_would_begin_beyond_the_log_is_refused(pruned: WrittenLog) -> None:

@@ -21,8 +21,9 @@ from tests.spark.logs import Change, full_delete, full_update, insert, table_sha
 TIMESTAMP, TIMESTAMPTZ = PgType(1114, "timestamp"), PgType(1184, "timestamptz")
 SPAN = PgType(3908, "tsrange", "range", element=TIMESTAMP)
 READ = PgType(
-    17001, "read", "composite", fields=(("n", PgType(21, "int2")), ("x", PgType(700, "float4")), ("at", TIMESTAMPTZ))
-)
+    17001, "read", "composite",
+    fields=(("n", PgType(21, "int2")), ("x", PgType(700, "float4")), ("at", TIMESTAMPTZ), ("street `no.", TIMESTAMP)),
+)  # fmt: skip
 READINGS = TableShape(
     17000, "public", "readings", "f",
     (

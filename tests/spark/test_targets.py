@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from pgtide.config import TableOptions
 from pgtide.errors import TableError
 from pgtide.schema import Column, TableShape
 from pgtide.sinks import Alterations, Version
+from pgtide.spark.rows import table_schema
 from pgtide.spark.targets import layout_for
 from pgtide.types import PgType
 from tests.spark.logs import INT4, INT8, TEXT, table_shape
@@ -95,3 +97,35 @@ def test_names_that_are_iceberg_s_own_are_refused(name: str) -> None:
     with pytest.raises(TableError, match=f"a column {name.lower()}, which is a name of Iceberg's own") as refused:
         layout_for(altered(ORDERS, Column(5, name, TEXT)), None)
     assert "Rename it in the source" in refused.value.remedy
+
+
+ADDRESS = PgType(
+    17001, "address", "composite",
+    fields=(("city", TEXT), ("street name", TEXT), ("no.", PgType(17002, "no", "composite", fields=(("a`b", INT4),)))),
+)  # fmt: skip
+
+
+def test_fields_may_have_any_names() -> None:
+    shape = altered(ORDERS, Column(5, "address", PgType(17003, "_address", "array", element=ADDRESS)))
+    version = version_of(shape)
+    assert layout_for(shape, version).alterations == Alterations()
+    dropped = layout_for(altered(shape, without="address"), version)
+    assert dropped.columns["address"] == table_schema(shape)["address"]
+    with pytest.raises(TableError, match=r"address was array<struct<city:string,`street name`:string.* and is bigint"):
+        layout_for(altered(shape, Column(5, "address", INT8)), version)
+
+
+def test_types_that_were_noted_without_quotes_are_those_that_they_were() -> None:
+    shape = altered(ORDERS, Column(5, "address", ADDRESS))
+    noted = json.loads(version_of(shape).properties["pgtide.attnums"])
+    noted["5"]["type"] = table_schema(shape)["address"].dataType.simpleString()
+    older = replace(version_of(shape), properties={"pgtide.attnums": json.dumps(noted)})
+    layout = layout_for(shape, older)
+    assert layout.alterations == Alterations()
+    assert layout.properties == version_of(shape).properties
+    with pytest.raises(
+        TableError, match="address, which the source no longer has, has a type that an older version noted"
+    ):
+        layout_for(altered(shape, without="address"), older)
+    with pytest.raises(TableError, match=r"address was struct<.* and is bigint"):
+        layout_for(altered(shape, Column(5, "address", INT8)), older)

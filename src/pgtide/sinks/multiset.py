@@ -68,7 +68,7 @@ def multiset_statement(target: str, net: str, columns: StructType, *, soft_delet
     go, mark, living = (
         (f"UPDATE SET t.{DELETED} = true", f", {DELETED}", ", false") if soft_delete else ("DELETE", "", "")
     )
-    nothing = ", ".join(f"CAST(NULL AS {field.dataType.simpleString()}) AS {quoted(field.name)}" for field in columns)
+    nothing = ", ".join(f"NULL AS {name}" for name in names)  # of the types that the other rows have
     return (
         f"MERGE INTO {target} t USING ("
         f"SELECT {quoted(_ROW)}, {nothing} FROM ({_rows_that_go(target, net, columns, soft_delete)}) "

@@ -32,7 +32,7 @@ from pgtide.spark.folded_rows import folded_schema, key_bounds, lake_rows
 from pgtide.spark.parts import Part, fitting, has_untold, parts_by_shape
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, frame_of
 from pgtide.spark.source_rows import errors_of_workers
-from pgtide.spark.targets import SOFT_DELETE, Layout, layout_for
+from pgtide.spark.targets import SOFT_DELETE, Layout, check_soft_delete, layout_for
 from pgtide.spark.timings import READ, WRITE, Timings
 from pgtide.spark.wide_fold import WideFold
 
@@ -162,7 +162,9 @@ class Applier:
     def _with_soft_deletes(self, table: MirrorTable, version: Version) -> Version:
         """Gives the table the column that soft deletes need.  Never at its creation: as a default, it is there also in
         rows that are written without it, by a load."""
-        if not self._options.options_of(table.name).soft_delete or SOFT_DELETE in version.properties:
+        options = self._options.options_of(table.name)
+        check_soft_delete(table.name, version, options)
+        if not options.soft_delete or SOFT_DELETE in version.properties:
             return version
         mark = version.mark
         assert mark is not None

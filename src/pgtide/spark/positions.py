@@ -1,7 +1,9 @@
 """Places in the log that a user can name: its ends, an offset, an LSN, a moment.
 
-An LSN stands for what came after it: the first transaction whose end LSN is greater.  A moment stands for the first
-transaction committed at that moment or later; two moments thus enclose what was committed from the one up to the other.
+An LSN stands for what came after it: the first transaction whose end LSN is greater.  The log must have come to it:
+before that, transactions that end before it may still come, and it would stand for too early a place.  A moment stands
+for the first transaction committed at that moment or later; two moments thus enclose what was committed from the one up
+to the other.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pyarrow as pa
 from pgtide.errors import ConfigurationError, LogRangeError
 from pgtide.log.control import removed
 from pgtide.log.reader import LogReader
-from pgtide.lsn import parse_lsn
+from pgtide.lsn import format_lsn, parse_lsn
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 POSITIONS = (
@@ -61,6 +63,7 @@ def resolve_position(reader: LogReader, option: str, position: Position) -> int:
         case "latest":
             return reader.end().end_offset
         case "lsn":
+            _check_reached(reader, option, position.value)
             return reader.position_after(position.value)
         case "time":
             return _position_at(reader, position.value)
@@ -75,6 +78,17 @@ def _check_not_beyond(reader: LogReader, option: str, offset: int) -> None:
         raise ConfigurationError(
             f"pgtide: {option} is {offset}, and the log in {reader.location} has offsets {first} to {end} (exclusive).",
             remedy=f'Give an offset from {first} to {end}: .option("{option}", "{end}") is its end now; or "latest".',
+        )
+
+
+def _check_reached(reader: LogReader, option: str, lsn: int) -> None:
+    durable_lsn = reader.end().durable_lsn
+    if lsn > durable_lsn:
+        raise ConfigurationError(
+            f"pgtide: {option} is {format_lsn(lsn)}, and the log in {reader.location} has only come to "
+            f"{format_lsn(durable_lsn)}: what was committed before is still to come.",
+            remedy=f'Wait until the capture is there (pgtide status), or give "latest", or an LSN up to '
+            f"{format_lsn(durable_lsn)}.",
         )
 
 

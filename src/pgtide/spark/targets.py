@@ -8,11 +8,22 @@ not guessed, and columns and property change in one commit.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, DecimalType, StructField, StructType, _parse_datatype_string
+from pyspark.errors import ParseException
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    MapType,
+    StructField,
+    StructType,
+    _parse_datatype_string,
+)
 
 from pgtide.config import Config, TableOptions
 from pgtide.errors import TableError
@@ -33,6 +44,8 @@ POINTS = "the points"  # as which they are told apart from tables
 _UNFILLED = "unfilled"  # added, and the rows that were there do not have its default yet
 _KEPT = "kept"  # gone from the source, still there
 _DROPPED = "dropped"  # gone from the source and from the mirror
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 _WIDER = {("smallint", "int"), ("smallint", "bigint"), ("int", "bigint"), ("float", "double")}
 
@@ -118,7 +131,7 @@ class _Alterations:
         self.unfilled: dict[str, pa.Array] = {}
 
     def has(self, column: Column, wanted: StructField) -> None:
-        attnum, now = str(column.attnum), {"name": column.name, "type": wanted.dataType.simpleString()}
+        attnum, now = str(column.attnum), {"name": column.name, "type": _text(wanted.dataType)}
         then = self._known.get(attnum)
         self.attnums[attnum] = now
         if then is None:
@@ -132,7 +145,8 @@ class _Alterations:
             self.unfilled[column.name] = lake_missing(column, 1, DEFAULT_POLICY)
         if then["name"] != now["name"]:
             self.renamed[then["name"]] = now["name"]
-        if then["type"] != now["type"]:
+        # Older versions have noted a type without quotes, whatever the names of its fields are.
+        if then["type"] not in (now["type"], wanted.dataType.simpleString()):
             if not _is_wider(then["type"], now["type"]):
                 raise self._error(f"column {column.name} was {then['type']} and is {now['type']}")
             self.widened[now["name"]] = wanted.dataType
@@ -154,12 +168,16 @@ class _Alterations:
             self.dropped.add(then["name"])
             self.attnums[attnum] = then | {"state": _DROPPED}
             return None
-        name = then["name"]
+        name, of = then["name"], _parsed(then["type"])
+        if of is None:
+            raise self._error(
+                f"{name}, which the source no longer has, has a type that an older version noted unreadably"
+            )
         if name.lower() in taken:  # a newer column has its name now
             name = f"{name}_dropped_{attnum}"
             self.renamed[then["name"]] = name
         self.attnums[attnum] = {"name": name, "type": then["type"], "state": _KEPT}
-        return StructField(name, _parse_datatype_string(then["type"]))
+        return StructField(name, of)
 
     def recorded(self, *, filled: bool) -> str:
         entries = {
@@ -179,28 +197,57 @@ def _is_wider(then: str, now: str) -> bool:
     """Whether every value of the one type is the same value in the other, and Iceberg reads it so."""
     if (then, now) in _WIDER:
         return True
-    before, after = _parse_datatype_string(then), _parse_datatype_string(now)
+    before, after = _parsed(then), _parsed(now)
     if not isinstance(before, DecimalType) or not isinstance(after, DecimalType):
         return False
     return before.scale == after.scale and before.precision <= after.precision
+
+
+def _text(of: DataType) -> str:
+    """As `simpleString`, in a form that can be read again: names of fields are quoted where they need it."""
+    match of:
+        case StructType():
+            return f"struct<{','.join(f'{_field_name(field.name)}:{_text(field.dataType)}' for field in of.fields)}>"
+        case ArrayType():
+            return f"array<{_text(of.elementType)}>"
+        case MapType():
+            return f"map<{_text(of.keyType)},{_text(of.valueType)}>"
+    return of.simpleString()
+
+
+def _field_name(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else quoted(name)
+
+
+def _parsed(text: str) -> DataType | None:
+    try:
+        return _parse_datatype_string(text)
+    except ParseException:
+        return None
 
 
 def _soft_delete(shape: TableShape, version: Version | None, options: TableOptions | None, columns: StructType) -> bool:
     if options is None:  # a load, which writes living rows only
         return version is not None and SOFT_DELETE in version.properties
     wanted = bool(options.soft_delete)
-    if not wanted and version and SOFT_DELETE in version.properties:
-        raise TableError(
-            f"{version.target} has soft deletes, and may have rows that are marked as deleted.",
-            remedy=f"Set soft_delete = true for {shape.qualified_name}, or drop the mirror table to load it anew: "
-            f"DROP TABLE {version.target}",
-        )
+    if version:
+        check_soft_delete(shape.qualified_name, version, options)
     if wanted and DELETED in (column.name.lower() for column in columns):
         raise TableError(
             f"{shape.qualified_name} has, or had, a column {DELETED}, which soft deletes add.",
             remedy=f"Rename the column in the source, or set soft_delete = false for {shape.qualified_name}.",
         )
     return wanted
+
+
+def check_soft_delete(name: str, version: Version, options: TableOptions) -> None:
+    """Refuses a table that has soft deletes and is to have none: what is marked would look alive."""
+    if not options.soft_delete and SOFT_DELETE in version.properties:
+        raise TableError(
+            f"{version.target} has soft deletes, and may have rows that are marked as deleted.",
+            remedy=f"Set soft_delete = true for {name}, or drop the mirror table to load it anew: "
+            f"DROP TABLE {version.target}",
+        )
 
 
 def _check_same_table(shape: TableShape, version: Version) -> None:
