@@ -18,9 +18,8 @@ from tests.spark.logs import WrittenLog, insert, table_shape
 
 HOLDER = """
 import sys
-from pathlib import Path
 from pgtide.spark.only_mirror import only_mirror
-with only_mirror(Path(sys.argv[1])):
+with only_mirror(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -42,18 +41,18 @@ def holder(log_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_second_process_is_told_who_the_first_is_and_a_killed_one_is_not_in_the_way(tmp_path: Path) -> None:
     with holder(tmp_path) as first:
-        with pytest.raises(AlreadyRunningError) as refused, only_mirror(tmp_path):
+        with pytest.raises(AlreadyRunningError) as refused, only_mirror(str(tmp_path)):
             pass
         assert f"pid {first.pid} on {socket.gethostname()}" in refused.value.what
         first.kill()
         first.wait()
-        with only_mirror(tmp_path):
+        with only_mirror(str(tmp_path)):
             pass
 
 
 def test_one_process_may_nest_it_and_holds_it_until_the_last_has_ended(tmp_path: Path) -> None:
-    with only_mirror(tmp_path):
-        with only_mirror(tmp_path):
+    with only_mirror(str(tmp_path)):
+        with only_mirror(str(tmp_path)):
             pass
         refused = subprocess.run(
             [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True

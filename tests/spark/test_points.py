@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pgtide.errors import ConfigurationError, PgtideError
 from pgtide.failpoints import FailpointReached
 from pgtide.lsn import format_lsn
-from pgtide.sinks import Version
+from pgtide.sinks import Mark, Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.spark import at
 from pgtide.spark.at import points
-from pgtide.spark.points import Moment, Points
+from pgtide.spark.points import Coverage, Moment, Points
 from pgtide.spark.targets import POINTS_NAMESPACE, POINTS_TABLE, points_target
 from tests.arming import armed
 from tests.spark.conftest import Mirrored
 from tests.spark.lake_faults import metadata_folder, not_writable
-from tests.spark.logs import insert, table_shape, update
+from tests.spark.logs import BEGINNING, insert, table_shape, update
 from tests.waiting import wait_for
 
 ORDERS = table_shape()
@@ -53,6 +54,36 @@ def test_points_are_listed_newest_first_each_with_what_it_covers(mirrored: Mirro
     assert [at(mirrored.spark, point.lsn, mirrored.config) for point in listed] == listed
     with pytest.raises(ConfigurationError, match="names no point"):
         at(mirrored.spark, "yesterday", mirrored.config)
+
+
+class BusySink(IcebergSink):
+    """Another mirror with the same catalog publishes a point before each of the first so many replacements."""
+
+    def __init__(self, spark: SparkSession, other: Points, times: int) -> None:
+        super().__init__(spark)
+        self._other, self._left = other, times
+
+    def replace(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
+        if self._left:
+            self._left -= 1
+            self._other.publish(moment(100 - self._left), {"public.theirs": Coverage(1, covered=True)})
+        return super().replace(version, rows, mark)
+
+
+def moment(offset: int) -> Moment:
+    return Moment(offset, offset, BEGINNING)
+
+
+def test_old_points_go_also_while_another_mirror_publishes_into_the_same_table(spark: SparkSession) -> None:
+    target = f"lake.points_{uuid.uuid4().hex[:12]}.points"
+    busy = BusySink(spark, Points(spark, IcebergSink(spark), target, "theirs"), times=3)
+    ours = Points(spark, busy, target, "ours")
+    for offset in (1, 2, 3):
+        ours.publish(moment(offset), {"public.orders": Coverage(offset, covered=True)})
+    ours.prune(keep_s=0)
+    left = spark.table(target).select("log_id", "offset").collect()
+    assert sorted(map(tuple, left)) == [("ours", 3), ("theirs", 98), ("theirs", 99), ("theirs", 100)]
+    assert ours.versions() == {"public.orders": {3}}
 
 
 def test_a_mirror_that_starts_again_says_at_once_which_point_is_the_latest(mirrored: Mirrored) -> None:

@@ -61,7 +61,7 @@ def _mirror(config: Config, until_offset: int | None, stop: threading.Event, don
     from pgtide.spark.mirror import Mirror
     from pgtide.spark.only_mirror import only_mirror
 
-    with only_mirror(config.presence_path):  # found out before Spark takes its seconds to start
+    with only_mirror(config.log_location):  # found out before Spark takes its seconds to start
         say("mirror", "starting Spark")
         session = open_session(config)
         try:

@@ -92,7 +92,7 @@ class Mirror:
         self._batch = threading.Lock()  # a batch, or a retry between batches
 
     def run(self, stop: threading.Event, until_offset: int | None = None) -> None:
-        with only_mirror(self._config.presence_path):
+        with only_mirror(self._log_location) as self._hold:
             self._run(stop, until_offset)
 
     def _run(self, stop: threading.Event, until_offset: int | None) -> None:
@@ -156,6 +156,7 @@ class Mirror:
         self._report()
 
     def _tables_have_changed(self) -> bool:
+        self._hold.check()
         return histories(self._log_location) != self._tables.histories
 
     def _look_for_tables(self) -> None:
@@ -229,6 +230,7 @@ class Mirror:
         attempts = 1
         self._query = self._start_query(checkpoint / str(attempts))
         while not stop.wait(_LOOK_S):
+            self._hold.check()
             if self._failure is not None:
                 raise self._failure
             if not self._query.isActive:

@@ -40,6 +40,7 @@ SCHEMA = StructType(
 )
 
 _OPEN_ATTEMPTS = 10
+_PRUNE_ATTEMPTS = 10
 
 POINT_READY = declare("mirror.point.ready", "all tables of a batch are written, their point is not")
 POINT_PUBLISHED = declare("mirror.point.published", "a point is published, the batch not yet over")
@@ -138,16 +139,22 @@ class Points:
 
     def prune(self, keep_s: float) -> None:
         """Lets go of points that are older, and of most that are older than an hour; see `kept_points`."""
-        version = self._version or self._load()
-        if self.last is None:
-            return
-        pinned = f"{self.target} VERSION AS OF {version.snapshot_id}"
-        rows = self._spark.sql(kept_rows(pinned, self._log_id, datetime.now(UTC), keep_s)).coalesce(1)
-        try:
-            self._version = self._sink.replace(version, rows, Mark(self._log_id, "points", self.last.offset))
-        except BaseException:
-            self._version = None
-            raise
+        for left in reversed(range(_PRUNE_ATTEMPTS)):
+            version = self._version or self._load()
+            if self.last is None:
+                return
+            pinned = f"{self.target} VERSION AS OF {version.snapshot_id}"
+            rows = self._spark.sql(kept_rows(pinned, self._log_id, datetime.now(UTC), keep_s)).coalesce(1)
+            try:
+                self._version = self._sink.replace(version, rows, Mark(self._log_id, "points", self.last.offset))
+                break
+            except Conflict:  # the mirror of another log has published a point
+                self._version = None
+                if not left:
+                    raise
+            except BaseException:
+                self._version = None
+                raise
         reach(POINTS_PRUNED)
 
     def versions(self) -> dict[str, set[int]]:
