@@ -14,8 +14,10 @@ from pgtide import local
 from pgtide.change import Op
 from pgtide.cli import snapshot, status
 from pgtide.config import Config, Snapshot
+from pgtide.errors import TransientError
 from pgtide.log.control import SnapshotOffer, offered_snapshot, request_snapshot
 from pgtide.log.presence import CapturePresence, capture_presence
+from pgtide.replication.connect import connect, postgres_errors
 from tests.capture.running import capturing, changes, configuration, wait_until_captured
 from tests.database import Database, create_database
 from tests.replication.roles import role
@@ -70,7 +72,7 @@ def test_transactions_that_a_new_snapshot_waits_for_are_named_until_it_is_made(
         wait_for(lambda: presence(config).snapshot_trouble == "", what="nothing to be left to tell")
     assert found.capture.state == "streaming"
     assert all(text in (found.capture.snapshot_trouble or "") for text in both)
-    assert shown.count(" load waits for a snapshot: the snapshot to load public.t is made when") == 2
+    assert shown.lower().count("snapshots for loads: the snapshot to load public.t is made when") == 2
 
 
 def test_snapshot_for_which_no_slot_is_free_is_told_with_what_to_do_and_made_when_one_is(tmp_path: Path) -> None:
@@ -149,6 +151,46 @@ def test_snapshot_on_a_standby_agrees_with_the_log(tmp_path: Path, *, may_ask: b
             ]
             assert offer.standby
             assert seen == (len(before),)
+
+
+def test_standby_that_is_behind_or_ends_its_readers_is_told_with_what_to_set(tmp_path: Path) -> None:
+    with local.postgres() as primary, standby_of(primary, hot_standby_feedback=False) as standby:
+        database = create_database(primary)
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        read_from = standby.dsn_of(database.name)
+        config = configuration(database, tmp_path, "bulk", read_from=read_from)
+        with capturing(config) as states:
+            [(lsn,)] = database.rows("SELECT pg_current_wal_lsn()::text")
+            with standby.connect() as connection:
+                replayed = f"SELECT FROM pg_last_wal_replay_lsn() lsn WHERE lsn >= '{lsn}'"
+                wait_for(lambda: connection.execute(replayed.encode()).fetchone() is not None, what="the table there")
+                connection.execute("SELECT pg_wal_replay_pause()")
+                paused = "SELECT FROM pg_get_wal_replay_pause_state() state WHERE state = 'paused'"
+                wait_for(lambda: connection.execute(paused).fetchone() is not None, what="the standby to wait")
+                database.execute("INSERT INTO t VALUES (2)")
+                request_snapshot(config.log_location, ("public.t",))
+                wait_for(lambda: "the standby is behind" in presence(config).snapshot_trouble, what="that to be told")
+                connection.execute("SELECT pg_wal_replay_resume()")
+            wait_for_offer(config)
+            wait_for(lambda: "hot_standby_feedback" in presence(config).snapshot_trouble, what="the setting to be told")
+            told = presence(config).snapshot_trouble
+            wait_for(lambda: told == states[-1].detail, what="the capture to say it as well")
+
+        with connect(read_from, timeout_s=10) as reader, connect(read_from, timeout_s=10) as looking:
+            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            assert reader.execute("SELECT count(*) FROM public.t").fetchone() == (2,)
+            busy = f"SELECT FROM pg_stat_activity WHERE pid = {reader.info.backend_pid} AND wait_event = 'PgSleep'"
+
+            def vacuum() -> None:
+                wait_for(lambda: looking.execute(busy.encode()).fetchone() is not None, what="the reader to be busy")
+                database.execute("DELETE FROM t", "VACUUM t")
+
+            threading.Thread(target=vacuum).start()
+            with pytest.raises(TransientError) as caught, postgres_errors("reading t"):
+                reader.execute("SELECT pg_sleep(60)")
+    assert "ALTER SYSTEM SET hot_standby_feedback = on" in told
+    assert "conflict with recovery" in caught.value.what
+    assert "hot_standby_feedback = on" in caught.value.remedy
 
 
 def test_something_else_than_a_standby_is_refused(database: Database, tmp_path: Path) -> None:

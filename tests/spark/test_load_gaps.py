@@ -12,9 +12,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from pgtide.errors import LogRangeError
-from pgtide.log.control import offered_snapshot, request_reload
+from pgtide.log.control import SnapshotOffer, offered_snapshot, request_reload
 from pgtide.log.reader import LogReader
 from pgtide.log.retention import plan_removal, remove
+from pgtide.schema import TableShape
+from pgtide.snapshot.copy_range import SnapshotGone
+from pgtide.spark.apply import MirrorTable
+from pgtide.spark.load import _told_again
 from pgtide.spark.targets import target_of
 from tests.arming import holding
 from tests.database import Database
@@ -156,3 +160,12 @@ def is_equal(shop: Shop) -> bool:
         return shop.differences(*ALL) == []
     except AnalysisException:
         return False
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_table_without_key_whose_snapshot_is_gone_is_told_what_a_standby_needs_if_there_is_one(standby: bool) -> None:
+    table = MirrorTable(TableShape(1, "public", "notes", "d", ()), "lake.public.notes")
+    offer = SnapshotOffer("00000003-1", "5:5:", 1, ("public.notes",), "", standby)
+    told = _told_again(table, SnapshotGone("The snapshot is gone."), offer, 60)
+    assert "snapshot.max_age_minutes (60), raise it" in told
+    assert ("hot_standby_feedback = on" in told) == standby

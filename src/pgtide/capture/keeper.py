@@ -17,7 +17,7 @@ import time
 import psycopg
 
 from pgtide.capture.slot_wait import SlotWait
-from pgtide.capture.standby_snapshot import create_standby_slot
+from pgtide.capture.standby_snapshot import create_standby_slot, feedback_warning
 from pgtide.capture.start import keep, new_snapshot
 from pgtide.config import Config, is_url
 from pgtide.errors import LogUnreachableError, PgtideError
@@ -41,6 +41,8 @@ class SnapshotKeeper:
         self._wanted: tuple[str, ...] = ()
         self._wait = SlotWait(0.0)
         self._waiting = ""  # for whom, while a snapshot is being made
+        self._behind = ""  # that it is the standby that is waited for
+        self._warning = ""  # why the one that is kept may not last
         self._looker: threading.Thread | None = None
         self._next_look = 0.0
         self._making: Connection | None = None
@@ -50,8 +52,8 @@ class SnapshotKeeper:
 
     @property
     def trouble(self) -> str | None:
-        """Why a load that has asked for a snapshot has none yet; None if there is nothing to tell."""
-        return self._waiting or self._failure
+        """Why a load that has asked for a snapshot has none yet, or may lose it; None if there is nothing to tell."""
+        return self._behind or self._waiting or self._failure or self._warning or None
 
     def keep(self, kept: KeptSnapshot) -> None:
         self._release()
@@ -127,7 +129,7 @@ class SnapshotKeeper:
             self._not_before = time.monotonic() + _RETRY_S
             return
         finally:
-            self._making = None
+            self._making, self._behind = None, ""
         self._failure = None
         if self._closed:
             self._release()
@@ -136,10 +138,14 @@ class SnapshotKeeper:
         dsn = self._config.source.read_from
         with connect(dsn, replication=True, timeout_s=timeout_s) as self._making:
             standby = reached(dsn, self._making)
-            created = create_standby_slot(self._making, server, timeout_s, lambda: self._closed)
+            created = create_standby_slot(self._making, server, timeout_s, lambda: self._closed, self._tell_behind)
             self._hold(keep(self._config, standby, created, tables, standby=True))
+            self._warning = feedback_warning(self._making)
+
+    def _tell_behind(self, text: str) -> None:
+        self._behind = text
 
     def _release(self) -> None:
         if self._kept is not None:
             self._kept.release()
-            self._kept = None
+            self._kept, self._warning = None, ""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import psycopg
 
 from pgtide.capture.slot_wait import named
-from pgtide.capture.standby_snapshot import create_standby_slot
+from pgtide.capture.standby_snapshot import StandbyBehindError, create_standby_slot, feedback_warning
 from pgtide.config import Config
 from pgtide.errors import TransientError
 from pgtide.replication.connect import Connection, connect, postgres_errors, unless_stopped
@@ -53,8 +53,10 @@ def hold(config: Config, server: Server, created: CreatedSlot, *, is_first: bool
     return ReadPair(kept, created.consistent_lsn, server, int(row[0]), is_first)
 
 
-def make_pair(config: Config, source: Server, limit_s: float, stop: threading.Event) -> ReadPair:
-    """Another pair; TransientError if it cannot be had in time, or `stop` is set."""
+def make_pair(
+    config: Config, source: Server, limit_s: float, stop: threading.Event, warn: Callable[[str], None]
+) -> ReadPair:
+    """Another pair; TransientError if it cannot be had in time, or `stop` is set.  `warn`: that it may not last."""
     timeout_s, standby = config.source.connect_timeout_seconds, config.source.read_from
     with contextlib.ExitStack() as opened:
         if standby:
@@ -68,17 +70,20 @@ def make_pair(config: Config, source: Server, limit_s: float, stop: threading.Ev
         ended = opened.enter_context(_limited(replication, limit_s, stop))
         try:
             if standby:
-                created = create_standby_slot(replication, source, timeout_s, ended.is_set)
+                created = create_standby_slot(replication, source, timeout_s, ended.is_set, lambda _: None)
             else:
                 with postgres_errors("making a snapshot"):
                     created = create_slot(replication, f"pgtide_tmp_{replication.info.backend_pid}", temporary=True)
         except TransientError as error:
-            if ended.is_set():
+            if ended.is_set() and not isinstance(error, StandbyBehindError):
                 who = named(open_writers(side, before_xid))
                 what = f"a snapshot could not be made within {limit_s:g} s"
                 raise TransientError(what + (f", because of open transactions: {who}" if who else "")) from error
             raise
-        return hold(config, server, created, is_first=False)
+        pair = hold(config, server, created, is_first=False)
+        if standby and (warning := feedback_warning(replication)):
+            warn(warning)
+        return pair
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ class Reads:
         if pair is None:
             self._tell("making a snapshot, to read tables into the log")
             try:
-                pair = self._pair = make_pair(self._config, sides.server, _PAIR_LIMIT_S, stop)
+                pair = self._pair = make_pair(self._config, sides.server, _PAIR_LIMIT_S, stop, self._warn)
                 if pair.lsn < durable_lsn:
                     raise TransientError("the snapshot is older than the log's end")
             except (PgtideError, psycopg.Error) as error:

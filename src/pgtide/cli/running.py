@@ -20,7 +20,7 @@ class CaptureStatus:
     state: str = "not running"  # starting, streaming, reading, waiting, not running
     detail: str | None = None  # of one that has ended: what it said last
     since: str | None = None
-    snapshot_trouble: str | None = None  # why a load that has asked for a snapshot has none yet
+    snapshot_trouble: str | None = None  # why a load that has asked for one has none yet, or may lose it
     rows: int | None = None
     bytes: int | None = None
     transactions: int | None = None

@@ -45,7 +45,7 @@ def show(config: Config, *, as_json: bool) -> None:
         print(f"{name}: {load['state']}" + (f", {told}" if told else ""))
     capture = capture_presence(config.presence_path)
     if capture is not None and capture.running and capture.snapshot_trouble:
-        print(f"A load waits for a snapshot: {capture.snapshot_trouble}")
+        print(f"Snapshots for loads: {capture.snapshot_trouble}")
     if not found:
         print("Nothing is being loaded.")
 

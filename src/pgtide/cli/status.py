@@ -225,7 +225,7 @@ def show(status: Status, *, as_json: bool) -> None:
         elif load["error"]:
             console.print(Text(f"{name}: it could not be loaded anew: {load['error']}", "red"))
     if status.capture.snapshot_trouble:
-        console.print(Text(f"a load waits for a snapshot: {status.capture.snapshot_trouble}", "yellow"))
+        console.print(Text(f"snapshots for loads: {status.capture.snapshot_trouble}", "yellow"))
     for name, history in status.history.items():
         for writer in history["waiting_for"]:
             console.print(Text(f"{name}: its history begins when this has ended: {Writer(**writer)}", "yellow"))

@@ -29,7 +29,7 @@ class CapturePresence:
     phase: str  # starting, streaming, reading, waiting, stopped
     detail: str
     since: str  # when it said so
-    snapshot_trouble: str  # why a load that has asked for a snapshot has none yet
+    snapshot_trouble: str  # why a load that has asked for one has none yet, or may lose it
 
 
 class Presence:

@@ -69,6 +69,8 @@ def connect(dsn: str, *, replication: bool = False, timeout_s: float) -> Connect
     given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     try:
         connection = psycopg.connect(make_conninfo(**_DEFAULTS | given | fixed), autocommit=True)
+        if replication:
+            connection.prepare_threshold = None  # it takes only simple queries, however often
     except psycopg.OperationalError as error:
         raise _refused(dsn, str(error)) from None
     try:
@@ -137,6 +139,9 @@ def _prepare(connection: Connection) -> None:
         connection.execute(f"SELECT {calls}".encode())
 
 
+RECOVERY_CONFLICT = "On the standby: set hot_standby_feedback = on, or raise max_standby_streaming_delay."
+
+
 @contextmanager
 def postgres_errors(doing: str) -> Iterator[None]:
     """Turns psycopg's errors of the statements inside into ours: lost connections are transient, the rest is not."""
@@ -146,6 +151,10 @@ def postgres_errors(doing: str) -> Iterator[None]:
         raise SourceNotReadyError(f"{doing}: {_first_line(error)}", remedy="Grant what is missing.") from error
     except psycopg.errors.LockNotAvailable as error:
         raise TransientError(f"{doing}: {_first_line(error)}", remedy="Another session holds a lock.") from error
+    except psycopg.errors.SerializationFailure as error:
+        # We change nothing that others change: it is a standby that has to replay what a reader is in the way of.
+        detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
+        raise TransientError(f"{doing}: {_first_line(error)}{detail}", remedy=RECOVERY_CONFLICT) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         remedy = error.diag.message_hint or "Raise that limit of the server."
         raise TransientError(f"{doing}: {_first_line(error)}", remedy=remedy) from error

@@ -32,6 +32,7 @@ from pgtide.log.control import (
     requested_snapshot,
     withdraw_snapshot,
 )
+from pgtide.replication.connect import RECOVERY_CONFLICT
 from pgtide.sinks import Sink
 from pgtide.snapshot.copy_range import Altered, Rewritten, SnapshotGone
 from pgtide.snapshot.ctid_ranges import missing
@@ -172,7 +173,7 @@ class Loader:
                         table.error = ""
                         loaded(table)
                     elif isinstance(error, SnapshotGone | Rewritten | Altered):
-                        table.error = _told_again(table, error, config.snapshot.max_age_minutes)
+                        table.error = _told_again(table, error, pair.offer, config.snapshot.max_age_minutes)
                         outcome.again.append(table)
                     elif isinstance(error, UnusableKey):
                         table.error = str(error)
@@ -207,11 +208,12 @@ def _rewritten_lsn(noted: dict[int, Alteration], relation_oid: int) -> int:
     return noted[relation_oid].rewritten_lsn if relation_oid in noted else 0
 
 
-def _told_again(table: MirrorTable, error: PgtideError, max_age_minutes: float) -> str:
+def _told_again(table: MirrorTable, error: PgtideError, offer: SnapshotOffer, max_age_minutes: float) -> str:
     if isinstance(error, SnapshotGone) and not table.shape.key_columns:
         return (
             f"{error.what}\n{table.name} has no key, so all of it must be read under one snapshot: it is begun anew. "
             f"If that takes longer than snapshot.max_age_minutes ({max_age_minutes:g}), raise it."
+            + (f" If the standby has ended it sooner: {RECOVERY_CONFLICT}" if offer.standby else "")
         )
     return str(error)
 
