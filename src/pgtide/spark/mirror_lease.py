@@ -23,6 +23,7 @@ _NAME = "control/mirror"
 _BEAT_S = 10.0
 _EXPIRES_S = 60.0  # beats that a living mirror misses for as long: none of them reached the store
 _LOOK_S = 0.5
+_END_LIMIT_S = 10.0
 
 _log = logging.getLogger("pgtide")
 
@@ -73,8 +74,8 @@ class MirrorLease:
     def release(self) -> None:
         """A mirror that starts next need not wait."""
         self._over.set()
-        self._thread.join()
-        if self._lost is None:
+        self._thread.join(_END_LIMIT_S)  # a store that does not answer is not waited for
+        if self._lost is None and not self._thread.is_alive():
             with suppress(OSError):  # then it expires
                 self._storage.replace(_NAME, b"{}", self._version)
 
