@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +16,14 @@ from pgtide.config import Config, Log, Snapshot
 from pgtide.log.check import check_log
 from pgtide.log.reader import LogReader
 from pgtide.log.reads import noted_reads
+from pgtide.snapshot.copy_range import TableAsOf
+from pgtide.snapshot.table_ranges import table_as_of
 from tests.arming import armed
 from tests.capture.applying import applied, in_source
 from tests.capture.running import CaptureProcess, capturing, changes, configuration, wait_until_captured
 from tests.capture.test_crashes import READS, traffic
 from tests.database import Database, create_database
+from tests.locking import locking
 from tests.spark.seeded_writes import NAMES, writing
 from tests.spark.seeded_writes import TABLES as SEEDED
 from tests.standby import standby_of
@@ -204,6 +209,26 @@ def test_open_transaction_does_not_hold_up_the_stream(
             writer.commit()
             reader = wait_until_read(filled, config, 2)
     check_equal(filled, config, reader)
+
+
+def test_table_that_others_lock_again_and_again_is_read_in_smaller_parts(
+    filled: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it takes longer than anybody waits for its lock; halves may do, or quarters."""
+    monkeypatch.setattr("pgtide.snapshot.lock_watch.PATIENCE_S", 0.8)
+    monkeypatch.setattr("pgtide.snapshot.lock_watch._POLL_S", 0.05)
+    monkeypatch.setattr("pgtide.capture.read_round._RETRY_S", 0.01)
+
+    def slow(*arguments: Any) -> TableAsOf:
+        return replace(table_as_of(*arguments), row_filter="pg_sleep(0.002) IS NOT NULL")
+
+    monkeypatch.setattr("pgtide.capture.read_round.table_as_of", slow)
+    config = configuration(filled, tmp_path, reads_in_log=True, tables=("public.a",))
+    whole = Snapshot(initial="none", reads_in_log=True, range_bytes=1 << 20)
+    config = config.model_copy(update={"snapshot": whole}).at(config.file)
+    with locking(filled, "a"), capturing(config):
+        reader = wait_until_read(filled, config, 1)
+    check_equal(filled, config, reader, "a")
 
 
 def test_snapshot_that_is_too_old_is_left_after_a_table(filled: Database, tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ def test_rate_and_time_left_are_those_of_this_run() -> None:
     assert (told["rows_per_s"], told["eta_seconds"], told["bytes"]) == (400.0, 20.0, 1 << 29)
     assert load_line(told) == "8,000 rows, 0.50 of 1.00 GiB, 8 of 16 ranges, 400 rows/s, about 0:20 min left"
     assert b'pgtide_snapshot_rows{table="public.progress_test"} 8000.0' in exposition()
+    progress.made_way()
+    progress.made_way()
+    assert "8 of 16 ranges, 2 times left to others who lock the table, 400 rows/s" in load_line(progress.report())
     progress.end()
     assert b"progress_test" not in exposition(), "a load that is over is not told any more"
     assert not progress.is_under_way

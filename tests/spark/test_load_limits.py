@@ -20,6 +20,7 @@ from pgtide.spark.source_rows import source_table
 from pgtide.spark.source_table import SourceTable
 from tests.capture.running import CaptureProcess, wait_until_let_go
 from tests.database import Database, create_database
+from tests.locking import locking
 from tests.spark.shop import Shop, open_shop
 from tests.standby import standby_of
 from tests.waiting import wait_for
@@ -130,6 +131,21 @@ def test_migration_is_let_through_and_what_made_way_is_read_again_whole(
                 migration.execute("INSERT INTO orders VALUES (5000, 1, 'later', 8)")
             wait_until_equal("public.orders", "public.empty")
     assert len(ranges_of(shop, "public.orders")) == 1, "it was cut as if it had been too slow"
+
+
+@pytest.mark.timeout(600)
+def test_table_that_others_lock_again_and_again_is_loaded_in_smaller_ranges(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it takes two seconds, which is longer than anybody waits for its lock."""
+    monkeypatch.setattr("pgtide.snapshot.lock_watch.PATIENCE_S", 1.2)
+    monkeypatch.setattr("pgtide.snapshot.lock_watch._POLL_S", 0.05)
+    monkeypatch.setattr("pgtide.spark.table_load._RETRY_S", 0.01)
+    shop = open_shop(database, spark, tmp_path)
+    slow_down(monkeypatch, {"orders": "id % 6 > 0 OR pg_sleep(0.004) IS NOT NULL"})
+    with shop.capturing(), locking(database, "orders"), shop.mirroring_from_here() as wait_until_equal:
+        wait_until_equal("public.orders", "public.customers")
+    assert len(ranges_of(shop, "public.orders")) > 1
 
 
 @pytest.mark.timeout(600)

@@ -30,7 +30,7 @@ from pgtide.replication.connect import Connection
 from pgtide.schema import TableShape, storage_schema
 from pgtide.snapshot.copy_range import Cancelled, ReadLimits, SnapshotGone, TableAsOf, stored_rows
 from pgtide.snapshot.ctid_ranges import CtidRange
-from pgtide.snapshot.lock_watch import LockWatch
+from pgtide.snapshot.lock_watch import LockWatch, MakingWay
 from pgtide.snapshot.table_ranges import cut, file_blocks, table_as_of
 from pgtide.transactions.pieces import Commit, entry
 
@@ -173,9 +173,10 @@ class _TableReader:
         limits = ReadLimits(snapshot.statement_timeout_seconds, self._watch.reader_name(oid))
         source = replace(found, limits=limits)
         pieces = _Pieces(source.shape, self._pair, self._put, supersedes=table.supersedes)
-        ranges = deque(cut(self._connection, source, snapshot.range_bytes))
+        ranges, way = deque(cut(self._connection, source, snapshot.range_bytes)), MakingWay(self._watch, oid)
         while ranges:
-            part, made_way = ranges.popleft(), self._watch.let_through(oid)
+            part = ranges.popleft()
+            way.begin()
             pieces.begin_range()
             try:
                 for rows in stored_rows(self._connection, source, part):
@@ -184,22 +185,24 @@ class _TableReader:
                 if self._closed.is_set():
                     raise
                 pieces.undo_range()
-                taken = self._watch.let_through(oid) > made_way
-                ranges.extendleft([part] if taken else reversed(self._halves(source, part)))
+                taken = way.made_way()
+                smaller = not taken or way.too_often
+                ranges.extendleft(reversed(self._halves(source, part, must=not taken)) if smaller else [part])
                 self._closed.wait(_RETRY_S)
             else:
+                way.done()
                 pieces.end_range()
         pieces.end_table()
 
-    def _halves(self, source: TableAsOf, part: CtidRange) -> tuple[CtidRange, ...]:
+    def _halves(self, source: TableAsOf, part: CtidRange, *, must: bool) -> tuple[CtidRange, ...]:
         halves = part.halves(file_blocks(self._connection, part.relation_oid) - part.first_block)
-        if halves is None:
+        if halves is None and must:
             limit_s = self._config.snapshot.statement_timeout_seconds
             raise TableError(
                 f"{source.shape.qualified_name}: reading a single block takes longer than {limit_s:g} s.",
                 remedy="Raise snapshot.statement_timeout_seconds.",
             )
-        return halves
+        return halves or (part,)
 
 
 class _Pieces:

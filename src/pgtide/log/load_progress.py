@@ -35,6 +35,7 @@ class LoadProgress:
         self._ranges_before = 0
         self._rows_before = 0
         self.rows = self.bytes_total = self.ranges = self.ranges_total = 0
+        self._made_way = 0
 
     def begin(self, table: str, bytes_total: int, ranges: int, ranges_total: int, rows: int) -> None:
         """A run begins, or goes on with what an earlier one has loaded."""
@@ -43,6 +44,7 @@ class LoadProgress:
             self.bytes_total, self.ranges_total = bytes_total, ranges_total
             self.ranges = self._ranges_before = ranges
             self.rows = self._rows_before = rows
+            self._made_way = 0
         self._show()
 
     def loaded(self, ranges: int, rows: int) -> None:
@@ -55,6 +57,11 @@ class LoadProgress:
         """Some ranges were cut into more, because reading them took too long."""
         with self._changing:
             self.ranges_total += more_ranges
+
+    def made_way(self) -> None:
+        """What was being read was left for somebody who waited for our lock; it is read again."""
+        with self._changing:
+            self._made_way += 1
 
     def end(self) -> None:
         with self._changing:
@@ -80,6 +87,7 @@ class LoadProgress:
                 "ranges_total": self.ranges_total,
                 "rows_per_s": round((self.rows - self._rows_before) / passed_s, 1) if done else None,
                 "eta_seconds": round(passed_s * left / done, 1) if done else None,
+                "made_way": self._made_way,
             }
 
     def _show(self) -> None:
@@ -98,6 +106,8 @@ def load_line(report: dict[str, Any]) -> str:
         f"{report['rows']:,} rows, {report['bytes'] / gib:.2f} of {report['bytes_total'] / gib:.2f} GiB, "
         f"{report['ranges']} of {report['ranges_total']} ranges"
     )
+    if report.get("made_way"):
+        line += f", {report['made_way']} times left to others who lock the table"
     if report["rows_per_s"] is None:
         return line
     left_s = int(report["eta_seconds"])

@@ -127,6 +127,24 @@ def under_snapshot(
             raise Rewritten(what, remedy="It is read again.")
 
 
+@contextmanager
+def leaves_under_snapshot(
+    connection: Connection, table: TableAsOf, relation_oids: Sequence[int], limits: ReadLimits = NO_LIMITS
+) -> Iterator[dict[int, str]]:
+    """As `under_snapshot`, of the table or its partitions: one of these that was dropped is not the table."""
+    try:
+        with under_snapshot(connection, relation_oids, table.snapshot, limits) as names:
+            yield names
+    except Dropped as error:
+        name = table.shape.qualified_name
+        with postgres_errors("reading the catalog"):
+            query = "SELECT FROM pg_catalog.pg_class WHERE oid::int8 = %s"
+            if connection.execute(query, [table.shape.relation_oid]).fetchone() is None:
+                raise dropped(name) from error
+        what = f"A partition of {name} was dropped while it was read."
+        raise Rewritten(what, remedy="A new snapshot is asked for.") from error
+
+
 def _gone(snapshot: Snapshot) -> SnapshotGone:
     return SnapshotGone(f"The snapshot {snapshot.name} is gone.", remedy="A new one is asked for.")
 
@@ -205,18 +223,12 @@ def _listed(columns: set[tuple[int, str]]) -> str:
 def stored_rows(connection: Connection, table: TableAsOf, part: CtidRange) -> Iterator[pa.RecordBatch]:
     """The rows of a range as the log stores them.  Complete only if the iterator ends without an error."""
     leaf = part.relation_oid
-    try:
-        with (
-            columns_as_named(connection, table.shape),
-            under_snapshot(connection, [leaf], table.snapshot, table.limits) as names,
-        ):
-            check_files(connection, [part])
-            yield from copied(connection, table.shape, _query(table, names[leaf], part))
-    except Dropped as error:
-        if leaf == table.shape.relation_oid:
-            raise
-        what = f"A partition of {table.shape.qualified_name} was dropped while it was read."
-        raise Rewritten(what, remedy="A new snapshot is asked for.") from error
+    with (
+        columns_as_named(connection, table.shape),
+        leaves_under_snapshot(connection, table, [leaf], table.limits) as names,
+    ):
+        check_files(connection, [part])
+        yield from copied(connection, table.shape, _query(table, names[leaf], part))
 
 
 def check_files(connection: Connection, parts: Iterable[CtidRange]) -> None:

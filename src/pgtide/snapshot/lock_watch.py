@@ -4,7 +4,8 @@ A migration that waits for ACCESS EXCLUSIVE makes every later query on the table
 harmless by itself stops an application.  The reading statement is cancelled, its range is read again later.
 
 Readers are known by their application_name, which also says what they read, so that the load can tell a range that was
-taken from it from one that took too long.
+taken from it from one that took too long.  One that makes way again and again is longer than the pauses between others'
+locks: it is cut as well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pgtide.replication.server import Server
 
 PATIENCE_S = 2.0
 _POLL_S = 0.5
+_IN_A_ROW_MAX = 3
 
 # Not pg_stat_activity for those who wait: what others do is shown to few roles, who waits for a lock to all.
 _IN_THE_WAY = """
@@ -81,3 +83,32 @@ class LockWatch:
                 # Counted first: whoever is cancelled asks at once whether it was for this.
                 self._let_through[name] += 1
                 connection.execute("SELECT pg_cancel_backend(%s)", [pid])
+
+
+class MakingWay:
+    """How often one reader of a table has made way since it last got something read."""
+
+    def __init__(self, watch: LockWatch, relation_oid: int) -> None:
+        self._watch = watch
+        self._relation_oid = relation_oid
+        self._before = 0
+        self._in_a_row = 0
+
+    def begin(self) -> None:
+        """Something is about to be read."""
+        self._before = self._watch.let_through(self._relation_oid)
+
+    def done(self) -> None:
+        """It was read."""
+        self._in_a_row = 0
+
+    def made_way(self) -> bool:
+        """Whether what was cancelled made way for somebody; if not, it took too long.  Asked once for each."""
+        made_way = self._watch.let_through(self._relation_oid) > self._before
+        self._in_a_row += made_way
+        return made_way
+
+    @property
+    def too_often(self) -> bool:
+        """Whether it is time to read less at once."""
+        return self._in_a_row > 0 and self._in_a_row % _IN_A_ROW_MAX == 0

@@ -12,7 +12,7 @@ from pgtide.replication.catalog import Catalog
 from pgtide.replication.connect import Connection, postgres_errors
 from pgtide.replication.published import published_tables
 from pgtide.replication.slot import Snapshot
-from pgtide.snapshot.copy_range import TableAsOf, dropped, under_snapshot
+from pgtide.snapshot.copy_range import TableAsOf, dropped, leaves_under_snapshot, under_snapshot
 from pgtide.snapshot.ctid_ranges import CtidRange
 
 # They are asked for their ancestors: pg_partition_tree() would wait for exclusive locks on them.
@@ -55,7 +55,7 @@ def cut(connection: Connection, table: TableAsOf, range_bytes: int) -> list[Ctid
     ranges = []
     for leaf in leaves(connection, table):
         # The size is read after the snapshot is taken: the other way round rows could lie beyond it.
-        with under_snapshot(connection, [leaf], table.snapshot):
+        with leaves_under_snapshot(connection, table, [leaf]):
             size = connection.execute(
                 "SELECT c.relfilenode::int8, pg_relation_size(c.oid) / current_setting('block_size')::int8, "
                 "       pg_relation_size(c.oid) + coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) "

@@ -17,7 +17,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 from pgtide.replication.connect import Connection
 from pgtide.schema import Column, TableShape
 from pgtide.sinks.merge import DELETE, PREFIX
-from pgtide.snapshot.copy_range import as_copied, check_files, columns_as_named, copied, in_range, under_snapshot
+from pgtide.snapshot.copy_range import as_copied, check_files, columns_as_named, copied, in_range, leaves_under_snapshot
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.spark.rows import arrow_schema
 from pgtide.spark.source_table import SourceTable, mapped
@@ -70,7 +70,7 @@ def read_keys(connection: Connection, table: KeyedTable, keys: pa.Table) -> Iter
         some = [column.to_pylist() for column in keys.slice(begin, _KEYS_AT_ONCE).columns]
         with (
             columns_as_named(connection, shape),
-            under_snapshot(connection, oids, table.source.snapshot, table.source.limits) as names,
+            leaves_under_snapshot(connection, table.source, oids, table.source.limits) as names,
         ):
             check_files(connection, table.ranges)
             query = _query(table, names[shape.relation_oid], some)

@@ -26,7 +26,7 @@ from pgtide.errors import LogRangeError
 from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.replication.connect import Connection
 from pgtide.schema import TableShape
-from pgtide.snapshot.copy_range import Rewritten, StartAgain, check_files, under_snapshot
+from pgtide.snapshot.copy_range import Rewritten, StartAgain, check_files, leaves_under_snapshot
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.snapshot.table_ranges import leaves
 from pgtide.spark.apply import DRIVER_BYTES, DRIVER_ROWS
@@ -127,7 +127,7 @@ class KeyReader:
         name, present = self._source.shape.qualified_name, leaves(connection, self._source)
         if {part.relation_oid for part in self._loaded} - set(present):
             raise StartAgain(f"{name}: a partition is gone")
-        with under_snapshot(connection, present, self._source.snapshot):
+        with leaves_under_snapshot(connection, self._source, present):
             try:
                 check_files(connection, self._loaded)
             except Rewritten:

@@ -18,7 +18,7 @@ from pgtide.errors import TableError, TransientError
 from pgtide.replication.connect import Connection
 from pgtide.replication.server import OtherServerError
 from pgtide.replication.slot import Snapshot
-from pgtide.snapshot.copy_range import Altered, Cancelled, Locked, Rewritten, SnapshotGone, StartAgain
+from pgtide.snapshot.copy_range import Altered, Cancelled, Dropped, Locked, Rewritten, SnapshotGone, StartAgain
 from pgtide.snapshot.ctid_ranges import CtidRange
 from pgtide.snapshot.table_ranges import table_as_of
 from pgtide.spark.keys import UnusableKey
@@ -84,6 +84,7 @@ _OF_WORKERS = {
         SnapshotGone,
         Rewritten,
         Altered,
+        Dropped,
         Cancelled,
         Locked,
         StartAgain,

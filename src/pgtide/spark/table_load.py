@@ -35,7 +35,7 @@ from pgtide.snapshot.copy_range import (
     limit_waiting_for_locks,
 )
 from pgtide.snapshot.ctid_ranges import CtidRange, missing, parse_range, together
-from pgtide.snapshot.lock_watch import LockWatch
+from pgtide.snapshot.lock_watch import LockWatch, MakingWay
 from pgtide.snapshot.table_ranges import cut, file_blocks, partition_files, table_bytes
 from pgtide.spark.apply import Applier, MirrorTable
 from pgtide.spark.connection_limit import ConnectionLimit
@@ -251,20 +251,24 @@ class TableLoad:
 
     def _read(self, source: SourceTable, ranges: list[CtidRange]) -> None:
         """Reads ranges over as many connections as there are left, a few for each, until all are in the table."""
-        waiting, failures = deque(ranges), 0
+        waiting, failures, way = deque(ranges), 0, MakingWay(self._watch, source.shape.relation_oid)
         while waiting and not self._stop.is_set():
-            made_way = self._watch.let_through(source.shape.relation_oid)
+            way.begin()
             with self._means.connections.take(len(waiting)) as count:
                 group = [waiting.popleft() for _ in range(min(len(waiting), count * _RANGES_PER_CONNECTION))]
                 try:
                     self._append(source, group, count, is_last=not waiting)
                     failures = 0
+                    way.done()
                     continue
                 except (SnapshotGone, Conflict, Locked):
                     raise  # also for a lock, which has been waited for: the other tables wait for this one
                 except Cancelled:
-                    if self._watch.let_through(source.shape.relation_oid) == made_way:
-                        group = self._halved(source, group)
+                    if not way.made_way():
+                        group = self._halved(source, group, must=True)
+                    else:
+                        self._table.progress.made_way()
+                        group = self._halved(source, group, must=False) if way.too_often else group
                 except TransientError:
                     failures += 1
                     if failures == _ATTEMPTS_MAX:
@@ -305,14 +309,14 @@ class TableLoad:
             reach(RANGE_APPENDED)
         self._table.progress.loaded(len(group), version.rows)
 
-    def _halved(self, source: SourceTable, group: list[CtidRange]) -> list[CtidRange]:
-        """Ranges of half the size, because reading these took too long."""
+    def _halved(self, source: SourceTable, group: list[CtidRange], *, must: bool) -> list[CtidRange]:
+        """Ranges of half the size, because reading these took too long, or longer than others leave the table alone."""
         smaller: list[CtidRange] = []
         for part in group:
             with self._connected() as connection:
                 about_blocks = file_blocks(connection, part.relation_oid) - part.first_block
             smaller += part.halves(about_blocks) or [part]
-        if len(smaller) == len(group):
+        if len(smaller) == len(group) and must:
             limit_s = self._means.config.snapshot.statement_timeout_seconds
             raise TableError(
                 f"{source.shape.qualified_name}: reading a single block takes longer than {limit_s:g} s.",
