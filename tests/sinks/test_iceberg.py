@@ -29,7 +29,8 @@ from pyspark.sql.types import (
 from pgtide.errors import TableError
 from pgtide.failpoints import FailpointReached
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Version
-from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, check_ours, stored_type
+from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, stored_type
+from pgtide.sinks.iceberg_marks import check_ours
 from pgtide.sinks.iceberg_table import MAIN, IcebergTable, quoted
 from pgtide.sinks.merge import DELETE, DELETED, LOST_VALUE, keep_name, origin_name
 from tests.arming import armed

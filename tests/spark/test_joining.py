@@ -19,7 +19,8 @@ from pgtide.config import Config
 from pgtide.failpoints import ENVIRONMENT_VARIABLE
 from pgtide.log.control import TableHistory, request_reload, requested_reloads
 from pgtide.sinks import Mark
-from pgtide.sinks.iceberg import BESIDE, IcebergSink
+from pgtide.sinks.iceberg import IcebergSink
+from pgtide.sinks.iceberg_marks import BESIDE
 from pgtide.sinks.iceberg_table import IcebergTable
 from pgtide.spark import at
 from pgtide.spark.gap import has_gap

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from pgtide.config import Config
 from pgtide.errors import LogCorruptError
 from pgtide.log.control import request_reload, requested_reloads
-from pgtide.sinks.iceberg import BESIDE, IcebergSink
+from pgtide.sinks.iceberg import IcebergSink
+from pgtide.sinks.iceberg_marks import BESIDE
 from pgtide.spark.mirror import Mirror
 from pgtide.spark.targets import target_of
 from tests.arming import armed

@@ -8,9 +8,8 @@ before it.  A branch left behind by a killed driver is removed by `sweep`.
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -31,11 +30,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pgtide.errors import TableError
 from pgtide.failpoints import declare, reach
 from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
-from pgtide.sinks.iceberg_table import MAIN, IcebergTable, create_table, is_conflict, quoted
+from pgtide.sinks.iceberg_marks import BESIDE, account, base_of, has_moved, summary_of, version_after, version_of
+from pgtide.sinks.iceberg_table import IcebergTable, create_table, is_conflict, quoted
 from pgtide.sinks.merge import (
     DELETE,
     DELETED,
@@ -48,19 +47,14 @@ from pgtide.sinks.merge import (
 from pgtide.sinks.multiset import columns_of, marked_rows_lacking, multiset_statement, net_rows
 
 _BRANCH_PREFIX = "pgtide_"
-BESIDE = "pgtide-load"  # the branch of a load that is to replace what main has; `sweep` leaves it alone
 _FORWARD_ATTEMPTS = 5
 _CREATE_ATTEMPTS = 3
-_OURS = "pgtide."  # what the names of properties begin with that say what the columns are
 
 # A table that is compacted cannot be written meanwhile, so a go must end within seconds.
 _COMPACT_BYTES = 128 << 20
 _COMPACT_FILES_MIN = 5
 _NEVER_SPLIT_BYTES = 1 << 50
 _EXPIRE_AT_ONCE = 500
-
-LOG, OFFSET, SHAPE = "pgtide.log", "pgtide.offset", "pgtide.shape"
-CHANGES, LOAD, RANGES = "pgtide.changes", "pgtide.load", "pgtide.ranges"
 
 _TABLE_PROPERTIES = {
     "format-version": "3",
@@ -92,7 +86,7 @@ class IcebergSink:
 
     def recorded(self, target: str) -> Version | None:
         table = self._load(target)
-        return None if table is None else _version(table)
+        return None if table is None else version_of(table)
 
     def create(self, target: str, columns: StructType, properties: dict[str, str]) -> Version:
         stored, properties = stored_type(columns), _TABLE_PROPERTIES | properties
@@ -107,7 +101,7 @@ class IcebergSink:
                 if not left:
                     raise
         reach(TABLE_CREATED)
-        return _version(IcebergTable(self._spark, target))
+        return version_of(IcebergTable(self._spark, target))
 
     def evolve(
         self, version: Version, columns: StructType, properties: dict[str, str], alterations: Alterations | None = None
@@ -115,7 +109,7 @@ class IcebergSink:
         alterations = alterations or Alterations()
         table = IcebergTable(self._spark, version.target)
         found = table.properties()
-        if table.head(_base(version)) != version.snapshot_id or any(
+        if table.head(base_of(version)) != version.snapshot_id or any(
             found.get(name) != version.properties.get(name) for name in properties
         ):
             raise Conflict(f"{version.target} has moved since its mark was read.")
@@ -164,21 +158,23 @@ class IcebergSink:
         rows.createOrReplaceTempView(view)
         try:
             text = statement(_branch_of(table.identifier, branch), view)
-            table.with_summary(_summary(mark), lambda: _discard(self._spark.sql(text)))
+            table.with_summary(summary_of(mark), lambda: _discard(self._spark.sql(text)))
         finally:
             self._spark.catalog.dropTempView(view)
 
     def replace(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         if rows is None:
             return self._swap_at_once(
-                version, mark, lambda table, branch: table.delete_everything(branch, _summary(mark))
+                version, mark, lambda table, branch: table.delete_everything(branch, summary_of(mark))
             )
         writer = self._writer
         return self._swap(version, mark, lambda _, branch: writer(version, branch, rows, mark).overwrite(lit(True)))
 
     def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
         if rows is None:
-            return self._swap_at_once(version, mark, lambda table, branch: table.append_nothing(branch, _summary(mark)))
+            return self._swap_at_once(
+                version, mark, lambda table, branch: table.append_nothing(branch, summary_of(mark))
+            )
         return self._swap(version, mark, lambda _, branch: self._writer(version, branch, rows, mark).append())
 
     def file_layout(self, version: Version) -> FileLayout | None:
@@ -191,7 +187,7 @@ class IcebergSink:
         # Before anything else: footers take their time, in which nobody is to get in between.
         files = IcebergTable(self._spark, version.target).data_files(paths)
         return self._swap_at_once(
-            version, mark, lambda table, branch: table.append_files(branch, files, _summary(mark))
+            version, mark, lambda table, branch: table.append_files(branch, files, summary_of(mark))
         )
 
     def _writer(self, version: Version, branch: str, rows: DataFrame, mark: Mark) -> DataFrameWriterV2:
@@ -201,7 +197,7 @@ class IcebergSink:
         nothing = {field.name: lit(False if field.name == DELETED else None) for field in absent}
         whole = rows.select("*", *(nothing[field.name].cast(field.dataType).alias(field.name) for field in absent))
         writer = whole.writeTo(_branch_of(version.target, branch))
-        for name, value in _summary(mark).items():
+        for name, value in summary_of(mark).items():
             writer = writer.option(f"snapshot-property.{name}", value)
         return writer
 
@@ -210,14 +206,14 @@ class IcebergSink:
         table = IcebergTable(self._spark, version.target)
         branch = _BRANCH_PREFIX + secrets.token_hex(8)
         table.create_branch(branch, version.snapshot_id)
-        table.delete_everything(branch, _summary(mark))
+        table.delete_everything(branch, summary_of(mark))
         table.refresh()
         table.rename_branch(branch, BESIDE)
-        return _version(table, BESIDE)
+        return version_of(table, BESIDE)
 
     def beside(self, target: str) -> Version | None:
         table = self._load(target)
-        return _version(table, BESIDE) if table is not None and BESIDE in table.branches() else None
+        return version_of(table, BESIDE) if table is not None and BESIDE in table.branches() else None
 
     def keep_deleted(self, beside: Version, of: Version, key: tuple[str, ...], columns: StructType) -> Version:
         assert beside.mark is not None
@@ -241,11 +237,11 @@ class IcebergSink:
 
     def take_over(self, beside: Version, now: Version) -> Version:
         table = IcebergTable(self._spark, beside.target)
-        if _has_moved(table, beside) or table.head() != now.snapshot_id:
+        if has_moved(table, beside) or table.head() != now.snapshot_id:
             raise Conflict(f"{beside.target}, or what was loaded beside it, has moved.")
         table.put_in_place(BESIDE)
         table.refresh()
-        return _version(table)
+        return version_of(table)
 
     def sweep(self, target: str) -> None:
         """Removes branches that killed drivers left.  A living one loses its write, and begins again."""
@@ -285,8 +281,8 @@ class IcebergSink:
         table = self._load(target)
         if table is None:
             return False
-        stay = {*needed, *table.referenced(), *(snapshot_id for snapshot_id, _ in _account(table))}
-        stay |= {snapshot_id for snapshot_id, _ in _account(table, BESIDE)}
+        stay = {*needed, *table.referenced(), *(snapshot_id for snapshot_id, _ in account(table))}
+        stay |= {snapshot_id for snapshot_id, _ in account(table, BESIDE)}
         old = (snapshot_id for snapshot_id, made_at in table.snapshots() if made_at < before)
         going = list(islice((snapshot_id for snapshot_id in old if snapshot_id not in stay), _EXPIRE_AT_ONCE))
         if going:
@@ -315,11 +311,11 @@ class IcebergSink:
     def _forward(self, table: IcebergTable, version: Version, branch: str, mark: Mark) -> Version:
         def forward() -> Version:
             table.refresh()
-            if table.head(branch) is None or _has_moved(table, version):
+            if table.head(branch) is None or has_moved(table, version):
                 raise Conflict(f"{version.target} has moved during the write.")
-            written = _written(table, version, branch, mark)
-            table.forward(_base(version), branch)
-            return written
+            now = version_after(table, version, branch, mark)
+            table.forward(base_of(version), branch)
+            return now
 
         return _committed(forward)
 
@@ -330,10 +326,10 @@ class IcebergSink:
             table = IcebergTable(self._spark, version.target).transaction()
             branch = _branch_at(table, version)
             write(table, branch)
-            written = _written(table, version, branch, mark)
-            table.forward(_base(version), branch)
+            now = version_after(table, version, branch, mark)
+            table.forward(base_of(version), branch)
             table.commit()
-            return written
+            return now
 
         return _committed(swap)
 
@@ -369,7 +365,7 @@ def _committed(commit: Callable[[], Version]) -> Version:
 
 def _branch_at(table: IcebergTable, version: Version) -> str:
     """A new branch that stands where the version does; Conflict if the version is no longer the table's."""
-    if _has_moved(table, version):
+    if has_moved(table, version):
         raise Conflict(f"{version.target} has moved since its mark was read.")
     branch = _BRANCH_PREFIX + secrets.token_hex(8)
     if version.snapshot_id is None:
@@ -378,34 +374,6 @@ def _branch_at(table: IcebergTable, version: Version) -> str:
     else:
         table.create_branch(branch, version.snapshot_id)
     return branch
-
-
-def _written(table: IcebergTable, version: Version, branch: str, mark: Mark) -> Version:
-    """What the version has become on the branch."""
-    head = table.head(branch)
-    summary = next(table.summaries(head))[1]
-    assert summary.get(LOG) == mark.log_id, "the commit on the branch does not carry the mark"
-    # Ranges count only together with those read under the same snapshot.
-    same_load = version.mark is not None and version.mark.load == mark.load
-    earlier = version.loaded_ranges if same_load else frozenset()
-    ranges = earlier | set(mark.ranges) if mark.offset is None else frozenset()
-    return replace(
-        version,
-        snapshot_id=head,
-        has_rows=_has_rows(summary),
-        mark=replace(mark, ranges=()),
-        loaded_ranges=ranges,
-        rows=int(summary.get("total-records", "0")),
-    )
-
-
-def _has_moved(table: IcebergTable, version: Version) -> bool:
-    """Whether the table has other rows than the version, or other columns: those are shared with a state beside."""
-    found = table.properties()
-    ours = {name for name in found.keys() | version.properties.keys() if name.startswith(_OURS)}
-    return table.head(_base(version)) != version.snapshot_id or any(
-        found.get(name) != version.properties.get(name) for name in ours
-    )
 
 
 def _meets_nothing(table: IcebergTable, branch: str, changes: Changes) -> bool:
@@ -431,70 +399,6 @@ def _is_missing(error: Py4JJavaError | AnalysisException) -> bool:
     return "NoSuchTableException" in str(error) or "NoSuchNamespaceException" in str(error)
 
 
-def _base(version: Version) -> str:
-    return BESIDE if version.beside else MAIN
-
-
-def _version(table: IcebergTable, branch: str = MAIN) -> Version:
-    head = table.head(branch)
-    mark: Mark | None = None
-    ranges: set[str] = set()
-    has_rows, rows = False, 0
-    for snapshot_id, summary in _account(table, branch):
-        if snapshot_id == head:
-            has_rows, rows = _has_rows(summary), int(summary.get("total-records", "0"))
-        if LOG not in summary:
-            continue
-        found = _mark(summary)
-        mark = mark or replace(found, ranges=())
-        if mark.offset is None and found.offset is None and found.load == mark.load:
-            ranges.update(found.ranges)
-    beside = branch == BESIDE
-    return Version(table.identifier, head, has_rows, mark, frozenset(ranges), table.properties(), rows, beside)
-
-
-def _account(table: IcebergTable, branch: str = MAIN) -> Iterator[tuple[int, dict[str, str]]]:
-    """The commits that say what the table holds: from its head down to the newest mark.
-
-    A loading table's ranges are spread over the commits since its load began, so all of those belong to it.
-    """
-    newest: Mark | None = None
-    for snapshot_id, summary in table.summaries(table.head(branch)):
-        yield snapshot_id, summary
-        if LOG in summary:
-            found = _mark(summary)
-            newest = newest or found
-            loading = newest.offset is None and found.offset is None and found.load == newest.load
-            if not loading or RANGES not in summary:
-                return
-
-
-def _mark(summary: dict[str, str]) -> Mark:
-    return Mark(
-        log_id=summary[LOG],
-        shape=summary.get(SHAPE, ""),
-        offset=int(summary[OFFSET]) if OFFSET in summary else None,
-        changes=int(summary.get(CHANGES, "0")),
-        load=summary.get(LOAD),
-        ranges=tuple(json.loads(summary.get(RANGES, "[]"))),
-    )
-
-
-def _summary(mark: Mark) -> dict[str, str]:
-    summary = {LOG: mark.log_id, SHAPE: mark.shape, CHANGES: str(mark.changes)}
-    if mark.offset is not None:
-        summary[OFFSET] = str(mark.offset)
-    if mark.load is not None:
-        summary[LOAD] = mark.load
-    if mark.ranges:
-        summary[RANGES] = json.dumps(mark.ranges)
-    return summary
-
-
-def _has_rows(summary: dict[str, str]) -> bool:
-    return summary.get("total-records", "1") != "0"
-
-
 def _branch_of(target: str, branch: str) -> str:
     return f"{target}.{quoted('branch_' + branch)}"
 
@@ -516,17 +420,3 @@ def stored_type(of: DataType) -> DataType:
             return StructType([StructField(field.name, stored_type(field.dataType)) for field in of])
         case _:
             return of
-
-
-def check_ours(version: Version, log_id: str) -> None:
-    """Refuses a table that holds rows we cannot account for."""
-    if version.mark is None and version.has_rows:
-        raise TableError(
-            f"{version.target} has rows but no mark of pgtide, so it is not known what they are.",
-            remedy=f"Drop it (DROP TABLE {version.target}) or mirror into another namespace ([mirror] namespace).",
-        )
-    if version.mark is not None and version.mark.log_id != log_id:
-        raise TableError(
-            f"{version.target} follows another log ({version.mark.log_id}, this one is {log_id}).",
-            remedy=f"Drop it (DROP TABLE {version.target}) to load it anew, or mirror into another namespace.",
-        )

@@ -23,7 +23,7 @@ from pgtide.log.reader import LogReader, LogRows, Slice
 from pgtide.schema import TableShape
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Sink, Version
 from pgtide.sinks.bounds import Bounds
-from pgtide.sinks.iceberg import check_ours
+from pgtide.sinks.iceberg_marks import check_ours
 from pgtide.sinks.merge import DELETED
 from pgtide.sinks.multiset import net_rows, rows_that_come
 from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go, last_truncate

@@ -23,7 +23,7 @@ from pgtide.replication.publication import publication_names
 from pgtide.replication.server import OtherServerError, Server
 from pgtide.replication.slot import Snapshot
 from pgtide.sinks import Changes, Conflict, Mark, Sink, Version
-from pgtide.sinks.iceberg import check_ours
+from pgtide.sinks.iceberg_marks import check_ours
 from pgtide.snapshot.copy_range import (
     Altered,
     Cancelled,
