@@ -168,7 +168,13 @@ def test_capture_killed_at(point: str, prepared: Database, tmp_path: Path) -> No
 
 
 def slot_is_active(database: Database) -> bool:
-    return bool(database.rows("SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"))
+    """Whether the slot is read; while it is being made it has a process, too."""
+    return bool(
+        database.rows(
+            "SELECT 1 FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid "
+            "WHERE s.database = current_database() AND r.state IN ('catchup', 'streaming')"
+        )
+    )
 
 
 @pytest.mark.parametrize("point", RECOVERY)
