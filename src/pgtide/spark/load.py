@@ -44,7 +44,7 @@ from pgtide.spark.table_load import Means, Pair, TableLoad, loaded_ranges
 
 _ROUNDS_MAX = 5  # in which a table gets no further
 _POLL_S = 0.05
-_LOOK_S = 0.5
+_LOOK_S = 2.0  # each look writes a report, which waits for the disk that the rows go to
 _RETRY_S = 10.0
 
 LOADED = declare("load.finished", "all tables are loaded, the snapshot is still kept")
