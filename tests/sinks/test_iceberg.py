@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -29,6 +30,7 @@ from pyspark.sql.types import (
 from pgtide.errors import TableError
 from pgtide.failpoints import FailpointReached
 from pgtide.sinks import Alterations, Changes, Conflict, Mark, Version
+from pgtide.sinks.bounds import Bounds
 from pgtide.sinks.iceberg import BRANCH_CREATED, FORWARDED, MERGED, IcebergSink, stored_type
 from pgtide.sinks.iceberg_marks import check_ours
 from pgtide.sinks.iceberg_table import MAIN, IcebergTable, quoted
@@ -158,6 +160,38 @@ def test_first_write_of_a_new_table_is_compared_too(spark: SparkSession, sink: I
     with pytest.raises(Conflict):
         sink.append(empty, plain(spark, (2, "b")), mark(2))
     assert contents(spark, empty) == {1: "a"}
+
+
+def test_few_rows_are_written_without_a_job_and_a_conflict_leaves_no_file(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    begun = sink.append(empty, None, mark(0))
+    rows = pa.table({"id": [1, 2], "body": ["a", None]})
+    jobs = len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+    written = sink.append(begun, rows, mark(5))
+    assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(None)) == jobs
+    assert written == sink.recorded(empty.target)
+    assert contents(spark, written) == {1: "a", 2: None}
+
+    layout = sink.file_layout(written)
+    assert layout is not None
+    files = sorted(Path(layout.folder).iterdir())
+    with pytest.raises(Conflict):
+        sink.append(begun, rows, mark(6))
+    assert sorted(Path(layout.folder).iterdir()) == files
+
+
+def test_few_new_rows_are_appended_and_those_that_go_again_are_not_there(
+    spark: SparkSession, sink: IcebergSink, empty: Version
+) -> None:
+    begun = sink.append(empty, pa.table({"id": [1], "body": ["a"]}), mark(0))
+    here = pa.table({"id": [2, 3], "body": ["b", None], DELETE: [False, True]})
+    frame = spark.createDataFrame(here)
+    between = Changes(frame, ("id",), bounds={"id": Bounds(1, 3)}, here=here)
+    behind = Changes(frame, ("id",), bounds={"id": Bounds(2, 3)}, here=here)
+    for told in (behind, between):
+        begun = sink.upsert(begun, told, mark(5))
+        assert contents(spark, begun) == {1: "a", 2: "b"}
 
 
 def test_branch_that_main_has_moved_away_from_is_a_conflict(

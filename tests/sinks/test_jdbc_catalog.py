@@ -178,7 +178,7 @@ def test_loads_points_and_upkeep_work_on_a_jdbc_catalog(shop: Shop) -> None:
         with shop.mirroring_from_here() as wait_until_equal:
             wait_until_equal(*tables)
             loaded = at(shop.spark, config=shop.config)
-            for number in range(3):  # files enough to be worth a compaction
+            for number in range(4):  # files enough to be worth a compaction
                 shop.database.execute(
                     f"INSERT INTO orders VALUES ({5000 + number}, 'new')",
                     f"UPDATE orders SET note = 'changed' WHERE id = {number}",

@@ -16,7 +16,7 @@ from pgtide.sinks import Mark, Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import quoted
-from pgtide.spark.range_files import write_file
+from pgtide.sinks.parquet_file import write_file
 from pgtide.spark.rows import arrow_schema, frame_of
 
 TYPES = (

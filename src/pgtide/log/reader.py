@@ -191,20 +191,23 @@ class LogReader:
         for block in self._blocks(view, start, end):
             yield from self._slices(block, start, end)
 
-    def read(self, piece: Slice) -> LogRows:
-        """The rows of one slice, checked against their checksum."""
+    def read(self, piece: Slice, wanted: Callable[[str], bool] | None = None) -> LogRows:
+        """The rows of one slice, checked against their checksum.
+
+        `wanted` tells by name which of the table's columns are read, new images and old ones.
+        """
         try:
-            return self._read(piece)
+            return self._read(piece, wanted)
         except FileNotFoundError:
             again = self._moved(piece.segment, piece.entry.first_offset, piece.entry.last_offset + 1)
-            return self.read(replace(piece, segment=again.segment, position=again.position))
+            return self.read(replace(piece, segment=again.segment, position=again.position), wanted)
 
-    def _read(self, piece: Slice) -> LogRows:
+    def _read(self, piece: Slice, wanted: Callable[[str], bool] | None) -> LogRows:
         entry, where = piece.entry, self._where(piece.segment, piece.position)
         data = self.storage.read_range(piece.segment, piece.position + entry.position, entry.length_bytes)
         large = piece.large is not None
         head = b"" if large else self.storage.read_range(piece.segment, piece.position, HEADER_BYTES)
-        rows = decode_rows(data, entry, where)
+        rows = decode_rows(data, entry, where, wanted and (lambda name: _is_own(name) or wanted(name)))
         shape = self._shapes.load(piece.relation_oid, entry.fingerprint)
         if piece.large is not None:
             rows, transactions = _without_gone(rows, piece.large.gone), _one_transaction(piece.large)
@@ -480,6 +483,11 @@ def _one_transaction(part: LargePart) -> pa.RecordBatch:
         "xid": pa.array([part.xid], pa.uint32()),
     }
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _is_own(name: str) -> bool:
+    """Whether a column says something about the change, not about the row."""
+    return name.startswith("_") and "." not in name
 
 
 def _resolve(rows: pa.RecordBatch, transactions: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:

@@ -75,6 +75,7 @@ class Changes:
     kept: tuple[str, ...] = ()
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     soft_delete: bool = False  # rows that go stay, with `_is_deleted` true; a row that comes again has it false
+    here: pa.Table | None = None  # the rows once more, if they are few: in the driver's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ class Sink(Protocol):
     def supersede(self, version: Version, rows: DataFrame, key: tuple[str, ...], mark: Mark) -> Version:
         """With soft deletes: makes these rows alone live, and marks all others as deleted."""
 
-    def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
-        """Adds rows; without rows it only sets the mark."""
+    def append(self, version: Version, rows: DataFrame | pa.Table | None, mark: Mark) -> Version:
+        """Adds rows, of this process's memory if they are few; without rows it only sets the mark."""
 
     def file_layout(self, version: Version) -> FileLayout | None:
         """How files for `append_files` are written; None if rows can only come by `append`."""

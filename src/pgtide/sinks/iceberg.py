@@ -14,7 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
@@ -45,6 +48,7 @@ from pgtide.sinks.merge import (
     supersede_statement,
 )
 from pgtide.sinks.multiset import columns_of, marked_rows_lacking, multiset_statement, net_rows
+from pgtide.sinks.parquet_file import write_file
 
 _BRANCH_PREFIX = "pgtide_"
 _FORWARD_ATTEMPTS = 5
@@ -126,15 +130,25 @@ class IcebergSink:
         return self._merge(version, values, mark, lambda target, view: fill_statement(target, view, values.columns))
 
     def upsert(self, version: Version, changes: Changes, mark: Mark) -> Version:
-        def write(table: IcebergTable, branch: str) -> None:
-            if _meets_nothing(table, branch, changes):
-                self._writer(version, branch, _rows_that_stay(changes), mark).append()
-            else:
-                self._merge_into(
-                    table, branch, changes.rows, mark, lambda target, view: merge_statement(target, view, changes)
-                )
+        if self._meets_nothing(version, changes):
+            if changes.here is not None:
+                return self.append(version, _here_that_stay(changes.here), mark)
+            return self.append(version, _rows_that_stay(changes), mark)
+        return self._merge(version, changes.rows, mark, lambda target, view: merge_statement(target, view, changes))
 
-        return self._swap(version, mark, write)
+    def _meets_nothing(self, version: Version, changes: Changes) -> bool:
+        """Whether no row of the version can have a key of these changes: so it is with rows that are new, mostly.
+
+        They can then be appended, which spares reading the table, the join, and the shuffle that a merge needs for its
+        deletes.  If the table is no longer at that version, the answer is of no use, and the write meets a Conflict.
+        """
+        if changes.kept or version.snapshot_id is None:
+            return False
+        table = IcebergTable(self._spark, version.target)
+        return any(
+            not table.may_have(base_of(version), column, bounds.lowest, bounds.highest)
+            for column, bounds in changes.bounds.items()
+        )
 
     def recount(self, version: Version, rows: DataFrame, mark: Mark, *, soft_delete: bool = False) -> Version:
         columns = columns_of(rows)
@@ -170,12 +184,33 @@ class IcebergSink:
         writer = self._writer
         return self._swap(version, mark, lambda _, branch: writer(version, branch, rows, mark).overwrite(lit(True)))
 
-    def append(self, version: Version, rows: DataFrame | None, mark: Mark) -> Version:
+    def append(self, version: Version, rows: DataFrame | pa.Table | None, mark: Mark) -> Version:
+        if isinstance(rows, pa.Table):
+            return self._append_here(version, rows, mark)
         if rows is None:
             return self._swap_at_once(
                 version, mark, lambda table, branch: table.append_nothing(branch, summary_of(mark))
             )
         return self._swap(version, mark, lambda _, branch: self._writer(version, branch, rows, mark).append())
+
+    def _append_here(self, version: Version, rows: pa.Table, mark: Mark) -> Version:
+        """Written by this process, where it can be: a job of Spark's costs more than all the rest of a small batch."""
+        layout = self.file_layout(version) if rows.num_rows else None
+        path = write_file(rows.to_batches(), layout) if layout else None
+        if path is None:
+            return self.append(version, self._frame(version, rows) if rows.num_rows else None, mark)
+        try:
+            return self.append_files(version, [path], mark)
+        except Conflict:
+            Path(path).unlink(missing_ok=True)  # no commit names it
+            raise
+
+    def _frame(self, version: Version, rows: pa.Table) -> DataFrame:
+        schema = self._spark.table(version.target).schema
+        # In one batch: Spark 4.1 stops reading at an empty one.
+        return self._spark.createDataFrame(
+            rows.combine_chunks(), StructType([schema[name] for name in rows.column_names])
+        )
 
     def file_layout(self, version: Version) -> FileLayout | None:
         table = IcebergTable(self._spark, version.target)
@@ -376,20 +411,14 @@ def _branch_at(table: IcebergTable, version: Version) -> str:
     return branch
 
 
-def _meets_nothing(table: IcebergTable, branch: str, changes: Changes) -> bool:
-    """Whether no row of the branch can have a key of these changes: so it is with rows that are new, mostly.
-
-    They can then be appended, which spares reading the table, the join, and the shuffle that a merge needs for its
-    deletes.
-    """
-    return not changes.kept and any(
-        not table.may_have(branch, column, bounds.lowest, bounds.highest) for column, bounds in changes.bounds.items()
-    )
-
-
 def _rows_that_stay(changes: Changes) -> DataFrame:
     columns = [quoted(name) for name in changes.rows.columns if not name.startswith(PREFIX)]
     return changes.rows.where(f"NOT {quoted(DELETE)}").select(columns)
+
+
+def _here_that_stay(rows: pa.Table) -> pa.Table:
+    columns = [name for name in rows.column_names if not name.startswith(PREFIX)]
+    return rows.filter(pc.invert(rows.column(DELETE))).select(columns)
 
 
 def _is_missing(error: Py4JJavaError | AnalysisException) -> bool:

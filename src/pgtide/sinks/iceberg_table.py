@@ -95,7 +95,7 @@ class IcebergTable:
             snapshot = self._table.snapshot(snapshot_id)
             if snapshot is None:
                 return
-            yield snapshot_id, dict(snapshot.summary())
+            yield snapshot_id, self._texts(snapshot.summary())
             parent = snapshot.parentId()
             snapshot_id = None if parent is None else int(parent)
 
@@ -103,7 +103,13 @@ class IcebergTable:
         return {str(field.name()) for field in self._table.schema().columns()}
 
     def properties(self) -> dict[str, str]:
-        return dict(self._table.properties())
+        return self._texts(self._table.properties())
+
+    def _texts(self, found: Any) -> dict[str, str]:
+        """A map of Java's in one go: entry by entry, each costs several ways to the JVM and back."""
+        mapper = self._jvm.com.fasterxml.jackson.databind.ObjectMapper()
+        texts: dict[str, str] = json.loads(mapper.writeValueAsString(found))
+        return texts
 
     def alter(self, alterations: Alterations, added: Sequence[StructField], properties: Mapping[str, str]) -> None:
         """Columns and properties in one commit; refuses when the table has changed since it was loaded."""

@@ -224,11 +224,12 @@ class Applier:
             none = self._spark.createDataFrame([], layout.columns_for(shape))
             return self._sink.supersede(version, none if rows is None else rows, key, mark)
         if not batch.counted and not shape.key_columns:
-            return self._sink.append(version, batch.rows, mark)
+            return self._sink.append(version, batch.rows if batch.here is None else batch.here, mark)
         assert batch.rows is not None
         if batch.counted:
             return self._sink.recount(version, batch.rows, mark, soft_delete=layout.soft_delete)
-        return self._sink.upsert(version, Changes(batch.rows, key, batch.kept, batch.bounds, layout.soft_delete), mark)
+        changes = Changes(batch.rows, key, batch.kept, batch.bounds, layout.soft_delete, batch.here)
+        return self._sink.upsert(version, changes, mark)
 
     def _evolve(self, table: MirrorTable, version: Version, shape: TableShape, place: int) -> tuple[Version, Layout]:
         """Brings the table's columns to the shape; all changes before `place` are in it.  Can be repeated."""
@@ -264,7 +265,7 @@ class Applier:
         rows = lake_rows(folded, schema, DEFAULT_POLICY)
         frame = frame_of(self._spark, rows, schema) if rows.num_rows or not bare else None
         bounds = {} if bare else key_bounds(shape, rows)
-        return Batch(frame, folded.changes, folded.truncated, kept_names(shape, kept), bounds)
+        return Batch(frame, folded.changes, folded.truncated, kept_names(shape, kept), bounds, here=rows)
 
     def _count_here(self, shape: TableShape, layout: Layout, pieces: list[LogRows]) -> Batch:
         truncated_at = last_truncate(pieces)
@@ -293,6 +294,7 @@ class Batch:
     kept: tuple[str, ...] = ()
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     counted: bool = False  # rows that come and go, of a table without key
+    here: pa.Table | None = None  # the rows once more, where they were read in the driver
 
 
 def kept_names(shape: TableShape, kept: Iterable[str]) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ class Points:
                 if not changed:
                     return True
             latest = max(filter(None, (self._max_commit_timestamp, moment.commit_timestamp)), default=None)
-            rows = self._spark.createDataFrame(self._rows(moment, latest, changed), SCHEMA)
+            rows = self._rows(moment, latest, changed)
             try:
                 self._version = self._sink.append(version, rows, Mark(self._log_id, "points", moment.offset))
                 break

@@ -43,7 +43,6 @@ from pgtide.spark.gap import has_gap
 from pgtide.spark.keys import check_key_types
 from pgtide.spark.new_pair import KeyReader, changed_keys, changes_between
 from pgtide.spark.range_files import files_by_executors
-from pgtide.spark.rows import frame_of
 from pgtide.spark.source_rows import errors_of_workers, rows_by_executors, rows_here, source_table
 from pgtide.spark.source_table import SourceTable
 from pgtide.spark.targets import layout_for
@@ -293,8 +292,7 @@ class TableLoad:
         with errors_of_workers(source.shape.qualified_name):
             layout = self._sink.file_layout(version)
             if here is not None:
-                rows = frame_of(spark, here, source.columns) if here.num_rows else None
-                version = self._sink.append(version, rows, mark())
+                version = self._sink.append(version, here, mark())
             elif layout is None:
                 # Read while it is written: what closes the table is a commit of its own.
                 rows = rows_by_executors(spark, config, source, group, connections)

@@ -4,8 +4,8 @@ First a survey, because two things must be known beforehand: where the last TRUN
 and whether some row changed its key while keeping an unchanged value, for then the way back to that value crosses keys
 and everything is folded in one partition.  Otherwise such a row is two: its old key goes, its new one comes.
 
-The survey also tells whether the runs of slices have keys in common.  If not, as when rows are new and their keys grow,
-each run is folded where it is read, and nothing is shuffled.
+The survey also tells whether the runs of slices have keys in common.  If not, as when rows are new or each is changed
+but once, each run is folded where it is read, and nothing is shuffled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     IntegerType,
     IntegralType,
@@ -37,12 +38,14 @@ from pgtide.sinks.bounds import Bounds
 from pgtide.spark.counted import counted_rows, counted_schema, has_rows_that_go
 from pgtide.spark.fold import fold_together, moved_rows, together
 from pgtide.spark.folded_rows import folded_schema, lake_rows
+from pgtide.spark.key_marks import Marks, have_none_in_common, joined, key_marks
 from pgtide.spark.keys import check_keys
 from pgtide.spark.rows import DEFAULT_POLICY, arrow_schema, lake_column, spark_type
 from pgtide.spark.source import runs_of_slices, worker_reader
 
 _RUN_BYTES = 8 << 20
 _PARTITION_ROWS = 500_000
+_MARKED_ROWS = 2_000_000  # with more changes, the marks of their keys would be too much for the driver
 
 _SURVEY = StructType(
     [
@@ -53,6 +56,7 @@ _SURVEY = StructType(
         StructField("goes", BooleanType()),
         StructField("lowest", ArrayType(LongType())),
         StructField("highest", ArrayType(LongType())),
+        StructField("marks", BinaryType()),
     ]
 )
 
@@ -84,10 +88,11 @@ class WideFold:
 
     def survey(self) -> Survey:
         path, shape, runs = self._log_location, self._shape, self._runs
+        marked = sum(piece.entry.rows for run in runs for piece in run) <= _MARKED_ROWS
 
         def look(batches: Batches) -> Batches:
             for number in _numbers(batches):
-                yield _survey_run(path, shape, runs[number])
+                yield _survey_run(path, shape, runs[number], marked=marked)
 
         found = self._each_run(look, _SURVEY).toArrow()
         truncates = [offset for offset in found["truncated_at"].to_pylist() if offset is not None]
@@ -100,7 +105,8 @@ class WideFold:
             frozenset(names),
             any(found["goes"].to_pylist()),
             _joined_bounds(len(shape.key_columns), lowest, highest),
-            any(_are_apart(lowest, highest, place) for place in range(len(shape.key_columns))),
+            any(_are_apart(lowest, highest, place) for place in range(len(shape.key_columns)))
+            or have_none_in_common(found["marks"].to_pylist()),
         )
 
     def bounds(self, survey: Survey) -> dict[str, Bounds]:
@@ -174,15 +180,16 @@ def _numbers(batches: Batches) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...]) -> pa.RecordBatch:
+def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...], *, marked: bool) -> pa.RecordBatch:
     reader = worker_reader(path)
     changes, truncated_at, crossing, goes = 0, None, False, False
     unchanged: set[str] = set()
     keys = [column.storage_name for column in shape.key_columns]
     lowest: list[int | None] = [None] * len(keys)
     highest: list[int | None] = [None] * len(keys)
+    marks: list[Marks | None] = []
     for piece in run:
-        found = reader.read(piece)
+        found = reader.read(piece, lambda name: name.rpartition(".")[2] in keys)
         changes += found.rows.num_rows
         goes |= has_rows_that_go(found)
         ops = found.rows.column("_op").to_numpy().astype(np.int64)
@@ -199,7 +206,10 @@ def _survey_run(path: str, shape: TableShape, run: tuple[Slice, ...]) -> pa.Reco
             for ends in _integer_ends(table, name):
                 lowest[place] = ends[0] if (known := lowest[place]) is None else min(known, ends[0])
                 highest[place] = ends[1] if (known := highest[place]) is None else max(known, ends[1])
-    values = ([changes], [truncated_at], [crossing], [" ".join(sorted(unchanged))], [goes], [lowest], [highest])
+        if marked and keys:
+            marks.append(key_marks(table, keys))
+    names = " ".join(sorted(unchanged))
+    values = ([changes], [truncated_at], [crossing], [names], [goes], [lowest], [highest], [joined(marks)])
     wanted = arrow_schema(_SURVEY)
     return pa.RecordBatch.from_arrays([pa.array(v, f.type) for v, f in zip(values, wanted, strict=True)], schema=wanted)
 
