@@ -21,7 +21,9 @@ from pgtide.sinks.iceberg import IcebergSink
 from pgtide.spark import register
 from pgtide.spark.mirror import Mirror as MirrorRun
 from pgtide.spark.targets import target_of
+from tests.database import Database
 from tests.spark.logs import WrittenLog
+from tests.spark.shop import Shop, open_shop
 
 
 @pytest.fixture
@@ -116,6 +118,11 @@ def mirrored_in(folder: Path, spark: SparkSession, segment_bytes: int = SEGMENT_
     ).at(folder / "pgtide.toml")
     yield Mirrored(spark, log, config)
     log.writer.close()
+
+
+@pytest.fixture
+def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
+    return open_shop(database, spark, tmp_path)
 
 
 @pytest.fixture

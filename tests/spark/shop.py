@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,11 +88,7 @@ class Shop:
         with beside(Mirror(self.spark, self.config).run) as failed:
 
             def wait_until_equal(*tables: str, where: str = "true", columns: str = "*") -> None:
-                wait_for(
-                    lambda: failed() or self.differences(*tables, where=where, columns=columns) == [],
-                    limit_s=180,
-                    what=f"the mirror to be equal: {tables}",
-                )
+                self.wait_until_equal(*tables, where=where, columns=columns, failed=failed)
 
             yield wait_until_equal
 
@@ -108,6 +105,40 @@ class Shop:
                 yield wait_until_equal, let_go
             finally:
                 let_go()
+
+    def wait_until_equal(
+        self, *tables: str, where: str = "true", columns: str = "*", failed: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Waits until these tables are as they are in the source, or the mirror has failed."""
+        compared: dict[str, Any] = {}
+
+        def is_equal() -> bool:
+            # Comparing takes what the mirror needs, too: once for each time that it has something to tell.
+            told = self._told_at()
+            if compared.get("told") == told and time.monotonic() < compared["again_s"]:
+                return False
+            compared.update(told=told, again_s=time.monotonic() + 2.0)
+            return self.differences(*tables, where=where, columns=columns) == []
+
+        wait_for(lambda: failed() or is_equal(), limit_s=180, what=f"the mirror to be equal: {tables}")
+
+    def _told_at(self) -> int | None:
+        file = Path(self.config.log_location) / "readers" / "mirror.json"
+        return file.stat().st_mtime_ns if file.exists() else None
+
+    def with_tables(self, *tables: str) -> Config:
+        """The configuration with these in `source.tables`."""
+        source = self.config.source.model_copy(update={"tables": list(tables)})
+        return self.config.model_copy(update={"source": source}).at(self.config.file)
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """What the mirror says of its tables."""
+        file = Path(self.config.log_location) / "readers" / "mirror.json"
+        found: dict[str, dict[str, Any]] = json.loads(file.read_bytes())["tables"] if file.exists() else {}
+        return found
+
+    def states(self) -> dict[str, str]:
+        return {name: table["state"] for name, table in self.told().items()}
 
     def mirror_until_equal(self, *tables: str, where: str = "true", columns: str = "*") -> None:
         with self.mirroring(*tables, where=where, columns=columns):
@@ -143,14 +174,11 @@ class Shop:
 
     def load_error(self, table: str) -> str | None:
         """Why the table could not be loaded anew, as the mirror tells it."""
-        file = Path(self.config.log_location) / "readers" / "mirror.json"
-        found: dict[str, Any] = json.loads(file.read_bytes())["tables"].get(table, {})
-        return found.get("load_error")
+        return self.told().get(table, {}).get("load_error")
 
     def mirror_errors(self) -> dict[str, str]:
         """Of tables that are parked, as the mirror reports them."""
-        said = json.loads((self.config.log_path / "readers" / "mirror.json").read_text())
-        return {name: table["error"] for name, table in said["tables"].items() if table["error"]}
+        return {name: table["error"] for name, table in self.told().items() if table["error"]}
 
     def differences(self, *tables: str, where: str = "true", columns: str = "*") -> list[str]:
         """Tables whose rows at the latest point are not those of the source, as far as these are to be mirrored."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from pgtide.config import Config
 from pgtide.failpoints import ENVIRONMENT_VARIABLE
 from pgtide.log.control import TableHistory, request_reload, requested_reloads
 from pgtide.sinks import Mark
@@ -27,24 +24,8 @@ from pgtide.spark.gap import has_gap
 from pgtide.spark.mirror import Mirror
 from pgtide.spark.targets import target_of
 from tests.arming import armed
-from tests.database import Database
-from tests.spark.shop import Shop, beside, open_shop
+from tests.spark.shop import Shop, beside
 from tests.waiting import wait_for
-
-
-@pytest.fixture
-def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
-    return open_shop(database, spark, tmp_path)
-
-
-def with_tables(shop: Shop, *tables: str) -> Config:
-    source = shop.config.source.model_copy(update={"tables": list(tables)})
-    return shop.config.model_copy(update={"source": source}).at(shop.config.file)
-
-
-def states(shop: Shop) -> dict[str, str]:
-    file = Path(shop.config.log_location) / "readers" / "mirror.json"
-    return {name: table["state"] for name, table in json.loads(file.read_bytes())["tables"].items()}
 
 
 def test_a_gap_is_seen_by_the_lsn_of_the_load() -> None:
@@ -62,7 +43,7 @@ def test_a_gap_is_seen_by_the_lsn_of_the_load() -> None:
 def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
     """One mirror all along; the capture is started anew with other tables, as the configuration is read at a start."""
     everything = shop.config
-    shop.config = with_tables(shop, "public.customers", "public.empty")
+    shop.config = shop.with_tables("public.customers", "public.empty")
     with ExitStack() as running:
         with shop.capturing():
             failed = running.enter_context(beside(Mirror(shop.spark, shop.config).run))
@@ -72,11 +53,11 @@ def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
         with shop.capturing():
             shop.database.execute("UPDATE orders SET note = 'new' WHERE id % 3 = 0")
             equal(shop, failed, "public.customers", "public.orders")
-        shop.config = with_tables(shop, "public.orders", "public.empty")
+        shop.config = shop.with_tables("public.orders", "public.empty")
         with shop.capturing():
             shop.database.execute("DELETE FROM customers WHERE id < 10", "INSERT INTO orders VALUES (9000, 1, 'on')")
             equal(shop, failed, "public.orders")
-            wait_for(lambda: failed() or states(shop)["public.customers"] == "removed", what="the removal to be seen")
+            wait_for(lambda: failed() or shop.states()["public.customers"] == "removed", what="the removal to be seen")
             shop.database.execute("INSERT INTO orders VALUES (9001, 1, 'on')")
             equal(shop, failed, "public.orders")
             assert "public.customers" in at(shop.spark, config=everything).not_covered
@@ -86,7 +67,7 @@ def test_tables_come_go_and_come_back_while_the_mirror_runs(shop: Shop) -> None:
         with shop.capturing():
             shop.database.execute("INSERT INTO customers VALUES (31, 'back')")
             equal(shop, failed, "public.customers", "public.orders", "public.empty")
-            assert set(states(shop).values()) == {"streaming"}
+            assert set(shop.states().values()) == {"streaming"}
 
 
 @pytest.mark.timeout(600)
@@ -228,5 +209,5 @@ def killed_at(point: str, shop: Shop) -> None:
 
 
 def equal(shop: Shop, failed: Callable[[], bool], *tables: str) -> None:
-    wait_for(lambda: failed() or not shop.differences(*tables), limit_s=90, what=f"{tables} to be equal")
+    shop.wait_until_equal(*tables, failed=failed)
     assert not failed()

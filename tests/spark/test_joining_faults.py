@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from pgtide.config import Config
 from pgtide.errors import LogCorruptError
 from pgtide.log.control import request_reload, requested_reloads
 from pgtide.sinks.iceberg import IcebergSink
@@ -25,27 +22,6 @@ from tests.spark.shop import Shop, beside, open_shop
 from tests.waiting import wait_for
 
 OTHERS = ("public.customers", "public.orders", "public.empty")
-
-
-@pytest.fixture
-def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
-    return open_shop(database, spark, tmp_path)
-
-
-def with_tables(shop: Shop, *tables: str) -> Config:
-    source = shop.config.source.model_copy(update={"tables": list(tables)})
-    return shop.config.model_copy(update={"source": source}).at(shop.config.file)
-
-
-def told(shop: Shop) -> dict[str, dict[str, Any]]:
-    """What the mirror says of its tables."""
-    file = shop.config.log_path / "readers" / "mirror.json"
-    found: dict[str, dict[str, Any]] = json.loads(file.read_bytes())["tables"] if file.exists() else {}
-    return found
-
-
-def states(shop: Shop) -> dict[str, str]:
-    return {name: table["state"] for name, table in told(shop).items()}
 
 
 def metadata_of(shop: Shop, table: str) -> Path:
@@ -71,12 +47,12 @@ def test_new_tables_that_the_lake_cannot_take_are_parked_with_the_reason_and_com
     file_in_the_way.touch()
 
     def check_told() -> None:
-        wait_for(lambda: {states(shop).get(torn), states(shop).get(blocked)} == {"parked"}, what="both to be parked")
+        wait_for(lambda: {shop.states().get(torn), shop.states().get(blocked)} == {"parked"}, what="both to be parked")
         assert "Metadata file for version 1 is missing" in shop.mirror_errors()[torn]
         assert str(file_in_the_way) in shop.mirror_errors()[blocked]
         assert shop.mirror_errors().keys() == {torn, blocked}
 
-    shop.config = with_tables(shop, *OTHERS)
+    shop.config = shop.with_tables(*OTHERS)
     with ExitStack() as capturing:
         with ExitStack() as mirroring:
             with shop.capturing():
@@ -118,7 +94,7 @@ def test_tables_whose_lake_tables_cannot_be_read_are_loaded_anew_when_they_can_b
         after = {table: load_of(shop, table) for table in OTHERS}
         assert {table for table in OTHERS if before[table] != after[table]} == {asked, rewritten}
         assert requested_reloads(shop.config.log_location) == ()
-        assert set(states(shop).values()) == {"streaming"}
+        assert set(shop.states().values()) == {"streaming"}
 
 
 def wait_until_held(gate: Path) -> None:
@@ -153,7 +129,7 @@ def test_change_that_does_not_fit_what_is_loaded_beside_has_the_table_read_again
             wait_until_held(again)
             shop.database.execute("UPDATE orders SET customer = 8 WHERE id = 8")
             wait_until_equal(*OTHERS)
-            assert states(shop)[orders] == "streaming"
+            assert shop.states()[orders] == "streaming"
             assert load_of(shop, orders) == before
         wait_for(lambda: load_of(shop, orders) != before, what="it to be loaded anew")
         wait_until_equal(*OTHERS)
@@ -172,15 +148,15 @@ def test_table_that_is_away_while_it_is_loaded_anew_is_read_again(shop: Shop, tm
             ended.callback(loaded.touch)
             request_reload(shop.config.log_location, [orders])
             wait_until_held(loaded)
-        shop.config = with_tables(shop, "public.customers", "public.empty")
+        shop.config = shop.with_tables("public.customers", "public.empty")
         with shop.capturing():
             shop.database.execute(
                 "UPDATE orders SET note = 'unsent' WHERE id % 2 = 0", "DELETE FROM orders WHERE id < 9"
             )
-            wait_for(lambda: states(shop)[orders] == "removed", what="the mirror to see that it is away")
+            wait_for(lambda: shop.states()[orders] == "removed", what="the mirror to see that it is away")
         shop.config = everything
         with shop.capturing():
-            wait_for(lambda: states(shop)[orders] == "loading", what="the mirror to see that it is back")
+            wait_for(lambda: shop.states()[orders] == "loading", what="the mirror to see that it is back")
             loaded.touch()
             wait_until_equal(*OTHERS)
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,17 +13,9 @@ from pgtide.log.storage import storage_at
 from pgtide.spark.mirror_lease import Holder, MirrorLease
 from pgtide.spark.only_mirror import only_mirror
 from tests.log.object_store import MemoryStore
+from tests.spark.mirror_process import mirror_process
 from tests.waiting import wait_for
 
-MIRROR = """
-import sys
-from pgtide.spark import mirror_lease
-from pgtide.spark.only_mirror import only_mirror
-mirror_lease._BEAT_S = 0.2
-with only_mirror(sys.argv[1]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 NAME = "control/mirror"
 
 
@@ -43,26 +30,10 @@ def log(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return location
 
 
-@contextmanager
-def mirror(log: str, machine: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that mirrors, on a machine that has this folder for temporary files."""
-    machine.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", MIRROR, log]
-    environment = os.environ | {"TMPDIR": str(machine)}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_second_mirror_on_a_machine_is_refused_and_follows_at_once_when_the_first_was_killed(
     log: str, tmp_path: Path
 ) -> None:
-    with mirror(log, tmp_path / "machine") as first:
+    with mirror_process(log, tmp_path / "machine") as first:
         with pytest.raises(AlreadyRunningError, match=f"pid {first.pid} on "), only_mirror(log):
             pass
         first.kill()
@@ -74,7 +45,7 @@ def test_second_mirror_on_a_machine_is_refused_and_follows_at_once_when_the_firs
 def test_mirror_on_another_machine_is_refused_until_the_first_ends_or_is_not_heard_of_any_more(
     log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with mirror(log, tmp_path / "other") as first:
+    with mirror_process(log, tmp_path / "other") as first:
         with pytest.raises(AlreadyRunningError, match=f"pid {first.pid} on "), only_mirror(log):
             pass
         first.kill()
@@ -83,7 +54,7 @@ def test_mirror_on_another_machine_is_refused_until_the_first_ends_or_is_not_hea
         with only_mirror(log):
             pass
     monkeypatch.setattr("pgtide.spark.mirror_lease._EXPIRES_S", 1e9)
-    with mirror(log, tmp_path / "other") as second:  # at once: the one before has let go of it
+    with mirror_process(log, tmp_path / "other") as second:  # at once: the one before has let go of it
         second.communicate("")
     with only_mirror(log):
         pass

@@ -22,7 +22,6 @@ from pgtide.spark.request_point import Limits, Tell, check_running, publish_at
 from pgtide.spark.verify import Verified, Verifier, known_tables
 from tests.database import Database
 from tests.spark.shop import Shop, beside, open_shop
-from tests.waiting import wait_for
 
 TYPES = """
 CREATE TABLE things (
@@ -170,7 +169,7 @@ def test_what_passes_by_itself_is_tried_again_with_a_new_snapshot(shop: Shop, mo
         call = next(calls)
         if call == 1:  # the mirror goes beyond the snapshot before it is asked
             shop.database.execute("INSERT INTO customers VALUES (99, 'late')")
-            wait_for(lambda: shop.differences("public.customers") == [], limit_s=60, what="the mirror to be beyond")
+            shop.wait_until_equal("public.customers")
         published = publish_at(shop.config, lsn, limits, stop, tell)
         assert published == (call != 1)
         if call == 2:  # under this snapshot the table now looks empty
