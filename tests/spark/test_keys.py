@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,9 +115,7 @@ def shop(server_of: Callable[[int], LocalPostgres], spark: SparkSession, tmp_pat
 
 
 def parked(shop: Shop, table: str) -> str:
-    file = shop.config.log_path / "readers" / "mirror.json"
-    found: dict[str, Any] = json.loads(file.read_text())["tables"].get(table, {}) if file.exists() else {}
-    return str(found.get("error") or "")
+    return str(shop.told().get(table, {}).get("error") or "")
 
 
 @pytest.mark.timeout(600)

@@ -89,3 +89,28 @@ def test_loaded_ranges_are_kept_and_changed_keys_read_anew(shop: Shop, tmp_path:
     assert missing(read, kept) == read, "something was read again"
     for table in TABLES[1:]:
         assert list(shop.loads(f"public.{table}").values())[-1][0] == [], f"something of {table} was kept"
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_kept_where_the_log_leaves_out_what_came_from_elsewhere(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `origin = "none"` the log cannot say which rows were changed between two snapshots."""
+    monkeypatch.setattr("pgtide.spark.table_load._RANGES_PER_CONNECTION", 1)
+    snapshot, source = f"connections = 1\nrange_bytes = {7 * 8192}", 'tables = ["public.orders"]\norigin = "none"'
+    shop = open_shop(database, spark, tmp_path, snapshot=snapshot, source=source)
+    origin = f"other_{database.name}"  # the whole server has it
+    with ExitStack() as running:
+        database.execute(f"SELECT pg_replication_origin_create('{origin}')")
+        running.callback(database.execute, f"SELECT pg_replication_origin_drop('{origin}')")
+        with shop.capturing():
+            held = running.enter_context(shop.mirroring_held("public.orders", tmp_path / "gate"))
+            database.execute(
+                f"SELECT pg_replication_origin_session_setup('{origin}')",
+                "UPDATE orders SET note = 'replicated' WHERE id <= 100",
+            )
+        wait_until_equal, let_go = held
+        with shop.capturing():
+            let_go()
+            wait_until_equal("public.orders")
+    assert list(shop.loads("public.orders").values())[-1][0] == [], "something was kept"

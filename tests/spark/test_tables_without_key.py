@@ -17,6 +17,7 @@ from pgtide.spark.rows import arrow_schema, table_schema
 from pgtide.types import PgType
 from tests.spark.conftest import Mirrored
 from tests.spark.logs import Change, full_delete, full_update, insert, table_shape, truncate, update
+from tests.spark.shop import Shop
 
 TIMESTAMP, TIMESTAMPTZ = PgType(1114, "timestamp"), PgType(1184, "timestamptz")
 SPAN = PgType(3908, "tsrange", "range", element=TIMESTAMP)
@@ -164,3 +165,26 @@ def test_an_update_that_does_not_say_of_which_row_parks_the_table(mirrored: Mirr
     mirrored.log.commit(update(keyless, id=1, amount=2))
     mirrored.run(parked=["public.orders"])
     assert "REPLICA IDENTITY FULL" in mirrored.progress()["tables"]["public.orders"]["error"]
+
+
+@pytest.mark.timeout(300)
+def test_changes_from_before_a_key_was_made_count_rows_and_those_after_it_find_them(shop: Shop) -> None:
+    """One of two equal rows goes in the transaction that makes the key: found by the key, both would go."""
+    shop.database.execute(
+        "CREATE TABLE twins (id int NOT NULL, note text)",
+        "ALTER TABLE twins REPLICA IDENTITY FULL",
+        "INSERT INTO twins VALUES (1, 'a'), (1, 'a'), (2, 'b')",
+    )
+    with shop.capturing(), shop.mirroring_from_here() as wait_until_equal:
+        wait_until_equal("public.twins")
+        with shop.database.connect() as connection, connection.transaction():
+            connection.execute("DELETE FROM twins WHERE ctid = (SELECT min(ctid) FROM twins WHERE id = 1)")
+            connection.execute("ALTER TABLE twins ADD PRIMARY KEY (id)")
+            connection.execute("UPDATE twins SET note = 'c' WHERE id = 2")
+        wait_until_equal("public.twins")
+        shop.database.execute(
+            "UPDATE twins SET id = 3, note = 'd' WHERE id = 1",
+            "DELETE FROM twins WHERE id = 2",
+            "INSERT INTO twins VALUES (2, 'again')",
+        )
+        wait_until_equal("public.twins")
