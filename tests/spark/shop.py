@@ -110,7 +110,7 @@ class Shop:
         self, *tables: str, where: str = "true", columns: str = "*", failed: Callable[[], bool] = lambda: False
     ) -> None:
         """Waits until these tables are as they are in the source, or the mirror has failed."""
-        compared: dict[str, Any] = {}
+        compared: dict[str, Any] = {"again_s": 0.0}
 
         def is_equal() -> bool:
             # Comparing takes what the mirror needs, too: once for each time that it has something to tell.

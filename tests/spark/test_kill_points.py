@@ -16,7 +16,7 @@ import pytest
 from pgtide.failpoints import ENVIRONMENT_VARIABLE, declared
 from pgtide.log.control import Barrier, BarrierState, barriers, put_barrier
 from pgtide.schema import Column
-from pgtide.sinks.iceberg import ALTERED, ALTERING
+from pgtide.sinks.iceberg import ALTERED, ALTERING, TABLE_CREATED
 from pgtide.spark import at
 from pgtide.spark.points import POINTS_PRUNED
 from pgtide.spark.upkeep import COMPACTED, EXPIRED
@@ -105,11 +105,15 @@ def test_killed_at_point_after_point_loses_and_repeats_nothing(
 
     # Tables are made once, so that point comes first; tables that are altered have other columns, so they come last.
     altering = [point for point in (ALTERING, ALTERED) if point in points]
-    others = set(points) - {*OF_UPKEEP, *altering}
-    in_batches = [*sorted(others, key=lambda name: (name != "mirror.table.created", name)), *altering]
-    for number, point in enumerate(in_batches):
+    first = change(0)
+    if TABLE_CREATED in points:
+        assert drive(file, first, f"{TABLE_CREATED}=kill") == -signal.SIGKILL
+    change(1)
+    mirrored.run()  # so that there are rows to be merged with: new ones are appended without a branch
+    in_batches = [*sorted(set(points) - {TABLE_CREATED, *OF_UPKEEP, *altering}), *altering]
+    for number, point in enumerate(in_batches, 2):
         assert drive(file, change(number, point in altering), f"{point}=kill") == -signal.SIGKILL, point
-    assert drive(file, mirrored.log.writer.end_offset) == 0
+    mirrored.run()
     published = [found for found in barriers(mirrored.log.path) if found.state is BarrierState.PUBLISHED]
     assert published, "some were passed, because the mirror was killed before it could answer, but not all"
     for barrier in published[:2]:
@@ -117,9 +121,9 @@ def test_killed_at_point_after_point_loses_and_repeats_nothing(
         columns = [column.name for column in ORDERS.columns]
         rows = at(mirrored.spark, barrier.lsn or 0, mirrored.config).table("orders").select(*columns).collect()
         assert {(row["id"],): row.asDict() for row in rows} == model(ORDERS, asked[barrier.id])
-    for number, point in enumerate((p for p in OF_UPKEEP if p in points), len(in_batches)):
+    for number, point in enumerate((p for p in OF_UPKEEP if p in points), 2 + len(in_batches)):
         assert drive(file, change(number), f"{point}=kill", **KEEP_UP) == -signal.SIGKILL, point
-    assert drive(file, mirrored.log.writer.end_offset) == 0
+    mirrored.run()
     for shape in (orders[-1], ITEMS):
         mine = [change for change in changes if change.shape.name == shape.name]
         wanted = model(shape, mine)
