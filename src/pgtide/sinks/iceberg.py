@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -194,16 +193,15 @@ class IcebergSink:
         return self._swap(version, mark, lambda _, branch: self._writer(version, branch, rows, mark).append())
 
     def _append_here(self, version: Version, rows: pa.Table, mark: Mark) -> Version:
-        """Written by this process, where it can be: a job of Spark's costs more than all the rest of a small batch."""
+        """Written by this process, where it can be: a job of Spark's costs more than all the rest of a small batch.
+
+        The file stays after a Conflict: of two attempts to commit it, the first may have done it after all.
+        """
         layout = self.file_layout(version) if rows.num_rows else None
         path = write_file(rows.to_batches(), layout) if layout else None
         if path is None:
             return self.append(version, self._frame(version, rows) if rows.num_rows else None, mark)
-        try:
-            return self.append_files(version, [path], mark)
-        except Conflict:
-            Path(path).unlink(missing_ok=True)  # no commit names it
-            raise
+        return self.append_files(version, [path], mark)
 
     def _frame(self, version: Version, rows: pa.Table) -> DataFrame:
         schema = self._spark.table(version.target).schema
