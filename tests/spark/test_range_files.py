@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
-from pgtide.sinks import Mark, Version
+from pgtide.sinks import FileLayout, Mark, Version
 from pgtide.sinks.iceberg import IcebergSink
 from pgtide.sinks.iceberg_files import layout_of_files
 from pgtide.sinks.iceberg_table import quoted
+from pgtide.sinks.merge import DELETED
 from pgtide.sinks.parquet_file import write_file
 from pgtide.spark.rows import arrow_schema, frame_of
 
@@ -105,6 +107,22 @@ def test_files_go_into_the_folder_of_their_table_whatever_its_name(folder: str, 
     layout = layout_of_files(folder, {"fields": []})
     assert layout is not None
     assert layout.folder == path
+
+
+def test_only_the_mark_of_deletes_is_left_out_of_files_not_a_column_of_the_source_that_is_called_so() -> None:
+    column = {"id": 1, "name": DELETED, "type": "boolean", "required": False}
+    for found, names in ((column, [DELETED]), (column | {"initial-default": False}, [])):
+        layout = layout_of_files("/data", {"fields": [found]})
+        assert layout is not None
+        assert layout.schema.names == names
+
+
+def test_rows_with_a_column_that_the_file_lacks_are_refused_and_leave_no_file(tmp_path: Path) -> None:
+    layout = FileLayout(str(tmp_path), str(tmp_path), pa.schema([("id", pa.int64())]))
+    batches = [pa.record_batch({"id": [1]}), pa.record_batch({"id": [2], "note": ["lost"]})]
+    with pytest.raises(ValueError, match="no column note"):
+        write_file(batches, layout)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_table_that_is_partitioned_or_elsewhere_is_left_to_icebergs_writer(spark: SparkSession) -> None:

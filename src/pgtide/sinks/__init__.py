@@ -82,7 +82,8 @@ class Changes:
 class FileLayout:
     """What Parquet files must be to become a part of the table: where, and with which columns and field ids."""
 
-    folder: str
+    folder: str  # a path on this machine
+    location: str  # the same folder as the table names it
     schema: pa.Schema
 
 

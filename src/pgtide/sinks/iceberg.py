@@ -35,7 +35,16 @@ from pyspark.sql.types import (
 from pgtide.failpoints import declare, reach
 from pgtide.sinks import Alterations, Changes, Conflict, FileLayout, Mark, Version
 from pgtide.sinks.iceberg_files import layout_of_files
-from pgtide.sinks.iceberg_marks import BESIDE, account, base_of, has_moved, summary_of, version_after, version_of
+from pgtide.sinks.iceberg_marks import (
+    BESIDE,
+    account,
+    base_of,
+    check_not_moved,
+    has_moved,
+    summary_of,
+    version_after,
+    version_of,
+)
 from pgtide.sinks.iceberg_table import IcebergTable, create_table, is_conflict, quoted
 from pgtide.sinks.merge import (
     DELETE,
@@ -139,11 +148,12 @@ class IcebergSink:
         """Whether no row of the version can have a key of these changes: so it is with rows that are new, mostly.
 
         They can then be appended, which spares reading the table, the join, and the shuffle that a merge needs for its
-        deletes.  If the table is no longer at that version, the answer is of no use, and the write meets a Conflict.
+        deletes.
         """
         if changes.kept or version.snapshot_id is None:
             return False
         table = IcebergTable(self._spark, version.target)
+        check_not_moved(table, version)
         return any(
             not table.may_have(base_of(version), column, bounds.lowest, bounds.highest)
             for column, bounds in changes.bounds.items()
@@ -199,9 +209,13 @@ class IcebergSink:
         """
         layout = self.file_layout(version) if rows.num_rows else None
         path = write_file(rows.to_batches(), layout) if layout else None
-        if path is None:
-            return self.append(version, self._frame(version, rows) if rows.num_rows else None, mark)
-        return self.append_files(version, [path], mark)
+        if path is not None:
+            return self.append_files(version, [path], mark)
+        if not rows.num_rows:
+            return self.append(version, None, mark)
+        return self._swap(
+            version, mark, lambda _, branch: self._writer(version, branch, self._frame(version, rows), mark).append()
+        )
 
     def _frame(self, version: Version, rows: pa.Table) -> DataFrame:
         schema = self._spark.table(version.target).schema
@@ -212,9 +226,9 @@ class IcebergSink:
 
     def file_layout(self, version: Version) -> FileLayout | None:
         table = IcebergTable(self._spark, version.target)
-        return (
-            None if table.is_partitioned_or_sorted() else layout_of_files(table.data_folder(), table.schema_with_ids())
-        )
+        if table.is_partitioned_or_sorted() or not table.is_local():
+            return None
+        return layout_of_files(table.data_folder(), table.schema_with_ids())
 
     def append_files(self, version: Version, paths: list[str], mark: Mark) -> Version:
         # Before anything else: footers take their time, in which nobody is to get in between.
@@ -398,8 +412,7 @@ def _committed(commit: Callable[[], Version]) -> Version:
 
 def _branch_at(table: IcebergTable, version: Version) -> str:
     """A new branch that stands where the version does; Conflict if the version is no longer the table's."""
-    if has_moved(table, version):
-        raise Conflict(f"{version.target} has moved since its mark was read.")
+    check_not_moved(table, version)
     branch = _BRANCH_PREFIX + secrets.token_hex(8)
     if version.snapshot_id is None:
         # A branch needs a snapshot to stand on: the first commit of a table makes it.

@@ -39,11 +39,15 @@ def layout_of_files(folder: str, columns: dict[str, Any]) -> FileLayout | None:
     if path is None:
         return None
     try:
-        # Not the mark of soft deletes: a file without it has its default, and that is that all rows live.
-        fields = [_field(found) for found in columns["fields"] if found["name"] != DELETED]
+        fields = [_field(found) for found in columns["fields"] if not _is_mark_of_deletes(found)]
     except _NotKnownError:
         return None
-    return FileLayout(path, pa.schema(fields))
+    return FileLayout(path, folder, pa.schema(fields))
+
+
+def _is_mark_of_deletes(found: dict[str, Any]) -> bool:
+    """Rows of a file without it have its default: they live.  A column of the source with that name has no default."""
+    return found["name"] == DELETED and "initial-default" in found
 
 
 def _local_path(folder: str) -> str | None:

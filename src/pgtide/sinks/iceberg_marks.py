@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pgtide.errors import TableError
-from pgtide.sinks import Mark, Version
+from pgtide.sinks import Conflict, Mark, Version
 from pgtide.sinks.iceberg_table import MAIN, IcebergTable
 
 BESIDE = "pgtide-load"  # the branch of a load that is to replace what main has; `sweep` leaves it alone
@@ -109,6 +109,11 @@ def has_moved(table: IcebergTable, version: Version) -> bool:
     return table.head(base_of(version)) != version.snapshot_id or any(
         found.get(name) != version.properties.get(name) for name in ours
     )
+
+
+def check_not_moved(table: IcebergTable, version: Version) -> None:
+    if has_moved(table, version):
+        raise Conflict(f"{version.target} has moved since its mark was read.")
 
 
 def check_ours(version: Version, log_id: str) -> None:

@@ -220,11 +220,12 @@ class IcebergTable:
             expressions.greaterThanOrEqual(column, lowest),
             expressions.lessThanOrEqual(column, highest),
         )
-        files = self._table.newScan().useRef(branch).filter(between).planFiles()
-        try:
-            return bool(files.iterator().hasNext())
-        finally:
-            files.close()
+        with _as_conflicts():
+            files = self._table.newScan().useRef(branch).filter(between).planFiles()
+            try:
+                return bool(files.iterator().hasNext())
+            finally:
+                files.close()
 
     def append_nothing(self, branch: str, summary: dict[str, str]) -> None:
         """An empty commit that carries the summary; makes the branch if it does not exist."""
@@ -237,6 +238,11 @@ class IcebergTable:
 
     def is_partitioned_or_sorted(self) -> bool:
         return bool(self._table.spec().isPartitioned() or self._table.sortOrder().isSorted())
+
+    def is_local(self) -> bool:
+        """Whether a place without a scheme is on this machine, as Hadoop is set up."""
+        configuration = self._spark.sparkContext._jsc.hadoopConfiguration()
+        return str(configuration.get("fs.defaultFS", "file:///")).startswith("file:")
 
     def data_folder(self) -> str:
         """Where the table wants its data files to be."""

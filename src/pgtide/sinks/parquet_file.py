@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,8 +23,9 @@ _SAMPLE_ROWS = 5_000  # to tell; counting the values of a whole batch would be a
 
 
 def write_file(batches: Iterable[pa.RecordBatch], layout: FileLayout) -> str | None:
-    """One file of all the rows; None if there are none."""
-    path = Path(layout.folder) / f"pgtide-{uuid.uuid4().hex}.parquet"
+    """One file of all the rows, as the table will name it; None if there are none."""
+    name = f"pgtide-{uuid.uuid4().hex}.parquet"
+    path = Path(layout.folder) / name
     writer: pq.ParquetWriter | None = None
     try:
         for rows in _row_groups(batches, layout.schema):
@@ -31,15 +33,15 @@ def write_file(batches: Iterable[pa.RecordBatch], layout: FileLayout) -> str | N
                 path.parent.mkdir(parents=True, exist_ok=True)
                 writer = _writer(path, rows)
             writer.write_table(rows, row_group_size=rows.num_rows)
-    except BaseException:
         if writer is not None:
             writer.close()
+    except BaseException:
+        if writer is not None:
+            with suppress(Exception):  # the first error is the one to tell
+                writer.close()
         path.unlink(missing_ok=True)
         raise
-    if writer is None:
-        return None
-    writer.close()
-    return str(path)
+    return None if writer is None else f"{layout.location}/{name}"
 
 
 def _writer(path: Path, first: pa.Table) -> pq.ParquetWriter:
@@ -73,7 +75,10 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 
 def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns in the order and with the types of the file."""
+    """The columns in the order and with the types of the file; those that rows do not have are null."""
+    unknown = set(batch.schema.names) - set(schema.names)
+    if unknown:
+        raise ValueError(f"the file has no column {', '.join(sorted(unknown))}")
     arrays = [
         pa.nulls(batch.num_rows, field.type)
         if field.name not in batch.schema.names
