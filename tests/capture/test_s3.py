@@ -248,7 +248,9 @@ def test_a_capture_merges_its_objects_while_readers_read(
 ) -> None:
     monkeypatch.setattr("pgtide.log.objects.merge.RUN", 4)
     monkeypatch.setattr("pgtide.capture.tidy._STORE_INTERVAL_S", 0.1)
-    monkeypatch.setattr("pgtide.log.objects.layout.GRACE_S", 0.0)
+    # As they are to each other in earnest: all names are looked at several times while what was merged is there.
+    monkeypatch.setattr("pgtide.log.objects.layout.GRACE_S", 2.0)
+    monkeypatch.setattr("pgtide.log.objects.layout._LIST_ALL_EVERY_S", 0.3)
     config = on_s3(prepared, tmp_path, bucket)
     with capturing(config) as states:
         reader = LogReader(config.log_location)

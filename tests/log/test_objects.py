@@ -266,6 +266,20 @@ def test_merged_objects_have_the_same_rows_and_the_originals_stay_for_a_while(st
     assert len(old_reader.plan(0, 70)) == 70
 
 
+def test_a_reader_that_slept_while_objects_came_were_merged_and_removed_finds_them(store: MemoryStore) -> None:
+    writer = write_many(store, 5)
+    sleeper = LogReader(store)
+    assert len(sleeper.plan(0, 5)) == 5
+    for number in range(5, 70):
+        writer.write([transaction(1000 + number, [(shape(), number, f"n{number}")])])
+    assert merge(store, store.clock_s) == 2
+    before = dict(store.objects)
+    remove(store, plan_removal(store, retention_s=9 * HOUR_S, max_bytes=0, now_s=store.clock_s + GRACE_S))
+    still_there = f"segments/{ObjectName(4)}"  # what it knows goes last
+    store.objects[still_there] = before[still_there]
+    assert len(sleeper.plan(4, 70)) == 66
+
+
 def test_merging_goes_on_over_levels_and_leaves_old_objects_alone(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -380,6 +380,7 @@ class LogReader:
     def _blocks(self, view: View, start: int, end: int) -> Iterator[Block]:
         if end > view.end_offset:
             raise LogRangeError(f"offset {end} is beyond the end of the log in {self.location} ({view.end_offset})")
+        has_looked_again = False
         while start < end:
             if start < view.first_offset:
                 self._raise_missing(start, view.first_offset)
@@ -396,6 +397,14 @@ class LogReader:
                     view = self._layout.look()
                     if extent in view.extents:
                         self._raise_missing(start, extent.end_offset, extent.file)
+                    break
+                except LogCorruptError:
+                    # It may only seem to end too early: what followed it was merged and removed unseen by who slept.
+                    if has_looked_again or not self._layout.merges:
+                        raise
+                    has_looked_again = True
+                    self._layout.forget()
+                    view = self._layout.look()
                     break
                 yield from _blocks_within(index, start, min(end, extent.end_offset))
                 start = extent.end_offset
