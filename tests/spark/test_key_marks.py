@@ -42,6 +42,12 @@ def test_uuids_are_told_apart_also_in_slices() -> None:
     assert not have_none_in_common([first, third])
 
 
+def test_many_keys_that_grow_are_left_to_their_ends() -> None:
+    growing, spread = pa.table({"c1": range(2000)}), pa.table({"c1": [n * 7919 % 2000 for n in range(2000)]})
+    assert joined([key_marks(growing, ["c1"])]) is None
+    assert joined([key_marks(spread, ["c1"])]) is not None
+
+
 @pytest.mark.parametrize("column", [pa.array(["a"]), pa.array([1.5])])
 def test_other_types_are_not_known(column: pa.Array) -> None:
     marks = joined([key_marks(pa.table({"c1": column}), ["c1"])])
